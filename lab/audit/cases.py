@@ -70,6 +70,7 @@ def exact_cases(config: AuditConfig, block: Block) -> Cases:
             for seed in range(block.seeds):
                 for reward in config.rewards:
                     keys = {"policy": block.label, "kind": block.label.partition(",")[0]} | tree_keys(tree)
+                    # Two cases with equal keys would share the random stream of their groups (run.py).
                     keys |= {"seed": seed, "reward": reward, "engine": f"noise on {discrepancy.kind}", "mode": "none"}
                     yield Case(keys, levels, labels, _problem(config, block, tree, seed, reward))
 
@@ -145,6 +146,7 @@ def _engine(
         def at_scale(scale: float) -> Edges:
             return old.moved(scale * step_Q).logp()
 
+    # Cached: each discrepancy is paired with every staleness, and its scale is found by many evaluations.
     @cache
     def at_level(level: float) -> Edges:
         if level == 0:

@@ -139,6 +139,7 @@ def error_curve(of: Slice) -> Figure | None:
     found = at_middle(at_longest(of.rows))
     curves = []
     for run, part in of.lines(found):
+        # Per policy first: the bias and the variance of one policy belong together.
         errors = [np.median(np.sqrt(numbers(part, "bias") ** 2 + numbers(part, "variance") / n)) for n in SIZES]
         curves.append((run, [float(e) for e in errors]))
     y_scale = _scale([e for _, errors in curves for e in errors], "log")

@@ -47,6 +47,7 @@ def audit(
     done = 0
     for block, cases in blocks:
         for case in cases.each:
+            # By position: cases come in one order for a config, and the records are of the same config's hash.
             found = former[done] if done < len(former) else _rows(config, case)
             if keep is not None and done >= len(former):
                 keep(found)

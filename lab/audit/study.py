@@ -139,7 +139,7 @@ def _maps(table: pd.DataFrame) -> Iterator[str]:
 
 def _ratio(row: Mapping[str, Any]) -> str:
     middle = number(float(row["ratio"]))
-    strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle
+    strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle  # either side of 1: the sign is certain
     return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]"
 
 

@@ -90,6 +90,7 @@ def medians(frame: pd.DataFrame) -> pd.DataFrame:
     keys, names = [*CASE, *LEVEL, "objective"], measures(frame)
     rows = []
     for place, part in parts(frame, keys):
+        # Not nanquantile: where one policy has no direction, the median of directions is nan.
         quartiles = np.quantile(np.asarray(part[names], dtype=np.float64), (0.25, 0.5, 0.75), axis=0)
         for values, suffix in zip(quartiles, ("_q1", "", "_q3"), strict=True):
             place |= {f"{name}{suffix}": float(value) for name, value in zip(names, values, strict=True)}
@@ -155,6 +156,7 @@ def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
     centre = float(np.median(values))
     if len(values) == 1:
         return MedianInterval(centre, centre, centre, 1)
+    # A stream of its own, so that an interval does not depend on the rows before it.
     rng = np.random.default_rng(derive_seed(0, "audit", "bootstrap", *names))
     drawn = stats.bootstrap((values,), np.median, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
     bounds = drawn.confidence_interval
@@ -167,7 +169,7 @@ def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") 
     Below 1, the first objective has less of it. Levels without a gap, where both may be exact, have no row.
     """
     rows = []
-    gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)
+    gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)  # without a gap both biases may be 0, and so 0 / 0
     for place, part in parts(gaps, [*CASE, *LEVEL]):
         above, below = (where(part, part["objective"] == name).sort_values("seed") for name in (first, second))
         if above.empty or below.empty:

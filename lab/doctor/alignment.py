@@ -27,12 +27,14 @@ def _shifted(view: View) -> tuple[int, float] | None:
     is_inner = view.response_n[1:] == view.response_n[:-1]
     if int(is_inner.sum()) < MIN_TOKENS:
         return None
+    # As many pairs as the shifted gaps below have.
     here = view.d_n[1:][is_inner].abs().mean()
     gaps = {
         1: (view.mu_n[:-1] - view.old_n[1:])[is_inner].abs().mean(),
         -1: (view.mu_n[1:] - view.old_n[:-1])[is_inner].abs().mean(),
     }
     s = min(gaps, key=lambda at: gaps[at].item())
+    # The clamp: a shift that fits to the bit leaves a gap of 0.
     return s, (here / gaps[s].clamp(min=1e-9)).item()
 
 

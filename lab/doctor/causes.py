@@ -63,6 +63,7 @@ def _shifted(seen: Seen) -> float:
 
 def _unrelated(seen: Seen) -> float:
     """Other weights may correlate as little, but they give the same deviation in the same context."""
+    # Without repeated contexts nothing speaks against unrelated values.
     is_new = over(seen["noise_share"], 0.3) if "noise_share" in seen else 1.0
     return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12) * is_new
 

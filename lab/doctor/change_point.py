@@ -60,15 +60,15 @@ def change(values: Sequence[float]) -> Change | None:
     rank_1n = _midranks(x)[None]
     null_level, null_trend = _null(n)
     scans_t = _scan(rank_1n)[0]
-    at = int(scans_t.argmax()) + 1
+    at = int(scans_t.argmax()) + 1  # the scan starts at t = 1
     time_n = torch.arange(n, dtype=torch.float64)
     line = _left(rank_1n[0], time_n)
     levels = _left(rank_1n[0], (time_n >= at).double())
     return Change(
         at=at,
         p=_p(scans_t.max(), null_level),
-        trend_p=_p(_trend(rank_1n)[0].abs(), null_trend),
-        before=x[:at].median().item(),
+        trend_p=_p(_trend(rank_1n)[0].abs(), null_trend),  # two-sided: either direction is a trend
+        before=x[:at].median().item(),  # torch's median: the lower of two middle values
         after=x[at:].median().item(),
         is_jump=levels < line,
     )

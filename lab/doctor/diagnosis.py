@@ -103,5 +103,7 @@ def weigh(seen: Mapping[str, float]) -> dict[Cause, float]:
         strengths[cause] = left * weight
         if cause.explains:
             left *= 1 - weight
+    # Equal bits leave no gap that would need a cause.
     strengths[UNKNOWN] = 0.0 if seen.get("exact_share") == 1 else left
+    # A stable sort: of equal strengths the earlier cause comes first.
     return dict(sorted(strengths.items(), key=lambda item: -item[1]))

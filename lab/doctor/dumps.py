@@ -76,6 +76,7 @@ def nemo_rl(folder: Path, rows: Rows) -> Path:
             | {"token_loss_mask": [int(x) for x in mask], "sample_loss_mask": 1.0, "advantages": [0.5] * W}
             | {"generation_logprobs": mu, "prev_logprobs": old, "idx": idx}
         )
+    # NeMo-RL logs micro-batches of one: each value but `idx` is in a list.
     batched = [{name: value if name == "idx" else [value] for name, value in row.items()} for row in out]
     return lines(folder / "train_data_step3.jsonl", batched)
 

@@ -56,6 +56,7 @@ def rho_mean(view: View) -> float:
 def rho_z(view: View) -> float:
     """(mean rho - 1) / (std rho / sqrt n), in standard errors; 0 where both sides agree to the bit."""
     rho_n = view.d_n.exp()
+    # The clamp: equal bits have a deviation of 0, and a z of 0 / 1e-300 = 0.
     return ((rho_n.mean() - 1) / (rho_n.std() / len(view) ** 0.5).clamp(min=1e-300)).item() if len(view) > 1 else 0.0
 
 
@@ -85,6 +86,7 @@ def _logit_line(view: View) -> tuple[float, float] | None:
     # logit p = log p - log(1 - p); expm1 keeps 1 - p exact for likely tokens.
     mu, old = (x[is_seen_n] - torch.log(-torch.expm1(x[is_seen_n])) for x in (view.mu_n, view.old_n))
     slope = (mu * old).sum() / (old * old).sum().clamp(min=1e-300)
+    # A slope of 1 leaves the denominator, so least squares leaves no more, up to rounding: hence the last clamp.
     left = (mu - slope * old).square().sum() / (mu - old).square().sum().clamp(min=1e-300)
     return slope.item(), (1 - left).clamp(min=0).item()
 

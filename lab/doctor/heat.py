@@ -88,4 +88,5 @@ def _cell(view: View, n: int, k3: float, top: float) -> HeatToken:
     hover = (
         f"{text} at {int(view.position_n[n])}: mu {number(math.exp(mu))}, old {number(math.exp(old))}, k3 {number(k3)}"
     )
+    # The root, as k3 is about half a squared gap: strengths are then as |log rho|.
     return HeatToken(text, round(math.sqrt(max(k3, 0.0) / top), 3), abs(old - mu) > math.log(2), hover)

@@ -64,6 +64,7 @@ def along_response(patients: Sequence[Patient]) -> Figure | None:
     data = []
     for patient in patients:
         view = View.of(patient.newest_trace)
+        # A single nan would make the median of its position nan.
         is_open_n = view.is_open_n & view.d_n.isfinite()
         at_n, size_n = view.position_n[is_open_n], view.size_n[is_open_n]
         points = [(t, size_n[at_n == t].median().item()) for t in at_n.unique().tolist() if int((at_n == t).sum()) >= 5]

@@ -135,6 +135,7 @@ def read(paths: Sequence[Path]) -> ReplayLog:
 def _take(log: ReplayLog, row: Mapping[str, Any]) -> None:
     event = row.get("event")
     if event in ("rollout_payload_sample", "tq_fetch_sample"):
+        # Routes must be there, a KeyError otherwise; token ids may be absent.
         digests = {name: str(row[name]["valid_sha256"]) for name in DIGESTS if name == "routed_experts" or name in row}
         if event == "tq_fetch_sample":
             log.fetched.append((str(row["key"]), str(row["stage"]), digests))

@@ -65,7 +65,7 @@ def kl_by_first_layer(view: View) -> dict[int, float] | None:
     record = view.trace.record_mu
     if view.difference_RL is None or record is None:
         return None
-    differs_nL = (view.difference_RL > 0)[view.row_n]
+    differs_nL = (view.difference_RL > 0)[view.row_n]  # > 0, not != 0: -1, unknown, is no difference
     k3_n = k3_kl_mu_old(view.old_n, view.mu_n) / len(view)
     # argmax of a boolean row is its first True, but 0 for a row without any.
     first_n = torch.where(differs_nL.any(1), differs_nL.long().argmax(1), NOWHERE)

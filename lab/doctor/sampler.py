@@ -48,7 +48,7 @@ def tail_share(view: View) -> float | None:
     if view.entropy_n is None:
         return None
     # h has no inverse in closed form: it is tabulated on (0, 0.1], where it is increasing, and searched.
-    q = torch.linspace(1e-9, 0.1, 20001, dtype=torch.float64)
+    q = torch.linspace(1e-9, 0.1, 20001, dtype=torch.float64)  # not from 0, where q log q is nan
     h = -(q * q.log() + (1 - q) * torch.log1p(-q))
     is_sure_n = view.entropy_n < h[-1]
     expected = q[torch.searchsorted(h, view.entropy_n[is_sure_n].contiguous()).clamp(max=len(q) - 1)].sum().item()

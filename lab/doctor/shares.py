@@ -29,6 +29,7 @@ def kinds(view: View) -> dict[str, Bool[Tensor, " n"]]:
     A token's own row is that of its input. Earlier rows are those of its prompt and response: their experts reach it
     through the keys and values.
     """
+    # Exclusive: a 0 on both sides is agreement.
     is_filled, is_any = (view.mu_n == 0) != (view.old_n == 0), torch.ones(len(view), dtype=torch.bool)
     found, rest = {FILLED: is_filled}, OTHERS
     if view.differs_n is not None:

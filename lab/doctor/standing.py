@@ -41,6 +41,7 @@ class PublishedFigure:
 
 
 def _chi2(view: View) -> float:
+    # One row: the sampled tokens are packed, and the function takes a batch.
     every_1n = torch.ones(1, len(view), dtype=torch.bool)
     return chi2_token(view.old_n[None], view.mu_n[None], every_1n).item()
 

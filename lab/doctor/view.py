@@ -55,6 +55,7 @@ class View:
             token_n=trace.tokens[place_A][mask_A].long(),
             response_n=response_A[mask_A],
             position_n=position_A[mask_A],
+            # Never in the sequence before: a prompt has at least one token.
             context_n=_contexts(trace)[place_A - 1][mask_A],
             # Sequence b has S_b - 1 rows, so its rows start b places before its tokens; the input is one token before.
             row_n=(place_A - response_A - 1)[mask_A],

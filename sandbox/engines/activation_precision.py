@@ -46,6 +46,7 @@ class ActivationPrecision(Defect):
 
     @property
     def breaks(self) -> frozenset[Link]:
+        # bf16 and fp16 have no scale, whatever the field says.
         is_shared = self.format in ("fp8_e4m3", "int8") and self.scale == "tensor"
         return BREAKS_ALL_NUMERICS if is_shared else BREAKS_TRAINER
 

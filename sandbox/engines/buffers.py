@@ -40,6 +40,7 @@ class PassRecorder:
         experts_NK, weights_NK = route(logits_NE, num_slots, gate, selection_bias_E)
         self.experts.append(experts_NK)
         if self.keep_features:
+            # By reference: no layer writes into its router's input or logits afterwards.
             self.hidden.append(hidden_ND)
             self.logits.append(logits_NE)
         return experts_NK, weights_NK
@@ -74,6 +75,7 @@ class FeatureLog:
         self._stands += [(rows + copy, positions, where) for copy in range(num_copies)]
         self._hidden.append(recorder.hidden)
         self._logits.append(recorder.logits)
+        # Padding rows count too: `take` concatenates whole passes.
         self._num_rows += len(recorder.logits[0])
 
     def repeat(self, num: int) -> FeatureLog:

@@ -104,6 +104,7 @@ def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iter
         return
     groups: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
     for name, tensor in named_tensors:
+        # By dtype too: a stack would widen the narrower ones.
         groups[tensor.shape, tensor.dtype].append((name, tensor))
     for group in groups.values():
         names = [name for name, _ in group]

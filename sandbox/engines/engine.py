@@ -123,7 +123,9 @@ class SandboxEngine:
         for t in range(T):
             tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
             logits_AV = self.scored(logits_AV, sampling.temperature)
+            # Ended rows are written too; `rollouts_of` reads each response only up to its length.
             buffers.tokens_BT[active_A, t] = tokens_A
+            # In the logits' own dtype, as the trainer scores: the draw's float64 would break trainer == engine.
             logp_AV = torch.log_softmax(logits_AV, -1)
             buffers.logp_BT[active_A, t] = logp_AV.gather(-1, tokens_A[:, None])[:, 0]
             if buffers.top is not None:
@@ -250,6 +252,7 @@ class SandboxEngine:
     ) -> Float[Tensor, "A V"]:
         """The logits after these tokens, one per row; their routes go to the buffers."""
         recorder = PassRecorder(buffers.features is not None)
+        # Before the pass, which moves the lengths on by one.
         positions_A = cache.lengths_B.clone()
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
         buffers.store(recorder, active_A, positions_A)
@@ -268,6 +271,7 @@ class SandboxEngine:
         # The draw is scaled by the last cumulative probability, which rounding keeps from being exactly 1.
         cdf_AV = torch.softmax(drawn_AV, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
+        # right: a draw of 0 then takes no token of probability 0.
         return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=drawn_AV.shape[1] - 1)
 
     def load_model(self, model: MoE, version: int) -> None:
@@ -279,6 +283,7 @@ def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor
     """The uniform random numbers for each response's tokens, and each response's largest length."""
     T, limits = sampling.max_tokens, torch.tensor(sampling.limits(B))
     if not sampling.draws:
+        # Filled row by row: row b does not depend on B. In float32 a draw would be a multiple of 2^-24.
         return torch.rand(B, T, dtype=torch.float64, generator=stream(sampling.seed, "sampling")), limits
     draws_BT = torch.zeros(B, T, dtype=torch.float64)
     for b, draw in enumerate(sampling.draws):

@@ -32,6 +32,7 @@ def round_fp16(x: Tensor) -> Tensor:
     Raises OverflowError if a magnitude rounds beyond 65504, the format's largest value.
     """
     rounded = x.to(torch.float16).to(x.dtype)
+    # An infinity that x has already is no overflow of the cast.
     if bool((rounded.isinf() & ~x.isinf()).any()):
         raise OverflowError(f"fp16: expected magnitudes of at most 65504, got {x.abs().max().item():.6g}")
     return rounded
@@ -52,6 +53,7 @@ def round_fp8_saturating(x: Tensor) -> Tensor:
 
     The smallest step is 2^-9: magnitudes of at most 2^-10 become 0.
     """
+    # Clamped first: the cast alone makes NaN of magnitudes above 464.
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(x.dtype)
 
 
@@ -91,6 +93,7 @@ def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
     Blocks start at the first row and column; those at the far edges may be smaller.
     """
     R, C = x.shape[-2:]
+    # Zeros beyond the edge are never a block's largest magnitude.
     padded = F.pad(x.abs(), (0, -C % num_columns, 0, -R % num_rows))
     tiles = padded.unflatten(-1, (-1, num_columns)).unflatten(-3, (-1, num_rows))  # (..., R/r, r, C/c, c)
     amax = tiles.amax(dim=(-3, -1), keepdim=True).expand_as(tiles)

@@ -84,7 +84,7 @@ class PrefixCache:
         if shared.get(best, 0) == 0:
             return None
         self._kept.move_to_end(best)
-        return self._kept[best].first(shared[best])
+        return self._kept[best].first(shared[best])  # a view: callers copy it into their own cache
 
     def keep(
         self,
@@ -110,6 +110,7 @@ class PrefixCache:
     def put(self, tokens: tuple[int, ...], found: CachedPrefix) -> None:
         """Stores a copy of the entry of these tokens, unless they are known."""
         place = bisect_left(self._sorted, tokens)
+        # A stored sequence that begins with these tokens sorts right at their place.
         if place < len(self._sorted) and self._sorted[place][: len(tokens)] == tokens:
             self._kept.move_to_end(self._sorted[place])
             return

@@ -56,6 +56,7 @@ def run_prompts(
         if hit is not None and buffers.experts_BWLK is not None:
             assert hit.experts_SLK is not None, "a prefix of a model with routers was kept without routes"
             buffers.experts_BWLK[p * num_copies : (p + 1) * num_copies, : hit.length] = hit.experts_SLK
+    # `order` has the prompt of each row of the caches; its argsort has the row of each prompt.
     in_order = torch.tensor(order).argsort().repeat_interleave(num_copies)
     return KVCache.concat(caches).select(in_order), torch.cat(logits)[in_order]
 

@@ -95,9 +95,11 @@ class SamplingMismatch(Defect):
         if 0 < self.top_k < V:
             kept_AV[:, self.top_k :] = False
         if self.top_p < 1:
+            # The mass that top-k has left, renormalised: top-k comes first.
             mass_AV = torch.where(kept_AV, probs_AV, 0.0)
             mass_AV = mass_AV / mass_AV.sum(-1, keepdim=True)
             # The mass before a token: the one that reaches top_p is still kept.
             kept_AV &= mass_AV.cumsum(-1) - mass_AV < self.top_p
+        # Sorted, so column 0 is the largest; probabilities are the whole distribution's, whatever top-k has left.
         kept_AV &= probs_AV >= self.min_p * probs_AV[:, :1]
-        return torch.zeros_like(kept_AV).scatter_(1, order_AV, kept_AV)
+        return torch.zeros_like(kept_AV).scatter_(1, order_AV, kept_AV)  # back in the order of ids

@@ -92,10 +92,12 @@ class WeightHistory:
         if self._sets and version < max(self._sets):
             raise ValueError(f"load_weights: expected a version of at least {max(self._sets)}, got {version}")
         load_hf(self.newest, named_tensors)
+        # Clones: the next hand-over writes into the same parameters.
         self._sets[version] = {name: tensor.clone() for name, tensor in self.newest.state_dict().items()}
         while len(self._sets) > self.versions + 1:
             del self._sets[min(self._sets)]
         first = min(self._sets)
+        # Copied into `oldest`, so that a later deletion of the set leaves the engine's weights alone.
         oldest.load_state_dict(self._sets[first])
         return first
 

@@ -40,6 +40,7 @@ def round_large(
         return stacked
     if all(is_large):
         return change(stacked)
+    # A clone, as the next line writes into it and `stacked` is the caller's.
     large, kept = torch.tensor(is_large).nonzero()[:, 0], stacked.clone()
     kept[large] = change(stacked[large])
     return kept

@@ -39,6 +39,7 @@ class _RMSNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        # By the norm: x.square().mean() would write a tensor as large as x.
         rstd = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
         return torch.mul(x, rstd).mul_(weight)
@@ -48,6 +49,7 @@ class _RMSNorm(Function):
         x, weight, rstd = ctx.saved_tensors
         normed = torch.mul(x, rstd)
         product = torch.mul(grads[0], normed)
+        # Before `product` is overwritten below. The sum is over the axes in front of the weight's own.
         grad_weight = product.flatten(0, -1 - weight.dim()).sum(0)
         # The gradient through rms points along the row; its size is the mean of grad * weight * normed.
         along = product.mul_(weight).sum(dim=-1, keepdim=True).div_(x.shape[-1])
@@ -74,6 +76,7 @@ class _SwiGLU(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         gate_up, silu = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
+        # Not zeros: its two views below are written whole.
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
         torch.mul(grads[0], silu, out=grad_up)
@@ -96,11 +99,12 @@ class _Rotate(Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         # (x1 cos - x2 sin, x2 cos + x1 sin): the table of sines has the minus sign.
-        return _swapped(x).mul_(sin).add_(x * cos)
+        return _swapped(x).mul_(sin).add_(x * cos)  # in place: `roll` has made a copy
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         cos, sin = ctx.saved_tensors
+        # The transpose of x -> x cos + swapped(x) sin: swapping the halves of this table changes its sign.
         return (grads[0] * cos).sub_(_swapped(grads[0]).mul_(sin)), None, None
 
 

@@ -42,6 +42,7 @@ def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
     token_R[row_M] = order_M % N  # pairs are numbered slot by slot: pair k * N + n is token n
     row_KN = np.empty(K * N, dtype=np.int64)
     row_KN[order_M] = row_M
+    # The ends in int32, the only type of offsets that `grouped_mm` takes.
     return _Plan(*(torch.from_numpy(a) for a in (token_R, row_KN.reshape(K, N), end_E.astype(np.int32))))
 
 
@@ -64,6 +65,7 @@ class _Dispatch(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (row_KN,) = ctx.saved_tensors
+        # Padding rows are in no slot, so that their gradient reaches no token.
         return _gather_sum(grads[0], row_KN), None, None
 
 
@@ -85,6 +87,7 @@ class _Combine(Function):
         # Padding rows keep the weight 0: they are copies of token 0, which must not learn from them.
         weight_R = weights_NK.new_zeros(y_RD.shape[0]).index_copy_(0, row_KN.flatten(), weights_NK.t().flatten())
         grad_rows_RD = grads[0].index_select(0, token_R)
+        # The dot products first: the next line scales the gradient's rows in place.
         dot_R = (grad_rows_RD * y_RD).sum(dim=-1)
         return grad_rows_RD.mul_(weight_R[:, None]), dot_R[row_KN].t(), None, None
 
@@ -152,8 +155,10 @@ def grouped_experts_by(
     """`grouped_experts` with the given grouped product and SwiGLU."""
     experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     plan = _plan(experts_NK, gate_up_EDF.shape[0])
+    # Rounded before dispatch: a token once instead of K times, and no padding enters a scale per tensor.
     x_RD = apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
     gate_up_RF = _expert_product(grouped, x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
+    # Here padding does enter a scale per tensor: copies of token 0, at experts that it may not have chosen.
     hidden_RF = numerics.activation(activate(gate_up_RF), "down")
     y_RD = _expert_product(grouped, hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
     return apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)

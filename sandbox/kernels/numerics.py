@@ -133,6 +133,7 @@ EXACT = Numerics()
 
 def compose(parts: Sequence[Numerics]) -> Numerics:
     """Numerics that apply all of `parts`, in order, at every hook; `EXACT` among them adds nothing."""
+    # By identity: products test `is EXACT` to skip all hooks, so without other parts EXACT itself must come back.
     parts = [part for part in parts if part is not EXACT]
     if not parts:
         return EXACT

@@ -24,10 +24,13 @@ def probe(kernels: Kernels = EAGER) -> list[str]:
 
 
 def _probe_rows(kernels: Kernels, draw: Callable[..., Tensor]) -> list[str]:
+    # 1031 rows are no multiple of a vector's width, so that a ragged end is checked too.
     x_ND, weight_OD, wide_OD = draw(1031, 64), draw(136, 64), draw(24, 512)
     row_wise: dict[str, Callable[[Tensor], Tensor]] = {
         "linear": lambda x: kernels.linear(x, weight_OD),
+        # 512 terms: beyond WIDE, where a product needs more rows.
         "linear over a wide row": lambda x: kernels.linear(x.repeat(1, 8), wide_OD),
+        # 20 numbers per half: a ragged end for 8 lanes and for 16.
         "swiglu": lambda x: kernels.swiglu(x[:, :40].contiguous()),
         "sigmoid": lambda x: kernels.sigmoid(x[:, :7]),
         "linear to one column": lambda x: kernels.linear(x, weight_OD[:1]),
@@ -50,6 +53,7 @@ def _probe_attention(kernels: Kernels, draw: Callable[..., Tensor]) -> list[str]
     seen_1S = torch.arange(1, S + 1)[None]
     whole = kernels.attention(q, k, v, kernels.key_mask(seen_1S, P, q.dtype))
     prefill, decode = [], []
+    # Lengths around MIN_KEYS and KEY_BLOCK: from 129 keys on, the sum over them has several blocks.
     for s in (1, 2, 9, 48, 129, 211, 299):
         n = round_up(s, MIN_KEYS)
         alone = kernels.attention(q[:1, :s], k[:1, :, :n], v[:1, :, :n], kernels.key_mask(seen_1S[:, :s], n, q.dtype))

@@ -76,8 +76,9 @@ def _part(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tenso
 
 
 def key_mask(num_seen_BS: Int[Tensor, "#B S"], num_slots: int, dtype: torch.dtype) -> Float[Tensor, "#B S P"]:
-    """The mask that `attention` adds to scores: 0 for a query's first `num_seen` key slots, -inf for the others."""
+    """The mask that `attention` adds to scores: 0 for a query's first `num_seen_BS` key slots, -inf for the others."""
     slot_P = torch.arange(num_slots)
+    # -inf, so that softmax gives exactly 0: such a key adds 0 times its value, which must be finite.
     return torch.where(slot_P >= num_seen_BS[:, :, None], float("-inf"), 0.0).to(dtype)
 
 
@@ -97,6 +98,7 @@ def attention(
     G = H // h
     assert P % MIN_KEYS == 0, f"{P} key slots are no multiple of {MIN_KEYS}"
     q = q_BSHd.view(B, S, h, G, d).permute(0, 2, 3, 1, 4).reshape(B * h, G * S, d) * d**-0.5
+    # After the scale, which is that of the true d; columns of zeros change no score.
     q, k, v = (aligned(t, -1) for t in (q, k_BhPd.flatten(0, 1), v_BhPd.flatten(0, 1)))
     scores = torch.bmm(_repeated(q), k.transpose(1, 2))[:, : G * S].view(B, h, G, S, P)
     # In place, except where padding rows were sliced off: the copy made here saves the softmax from making one.

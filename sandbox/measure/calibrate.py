@@ -181,6 +181,7 @@ class Calibration:
         # In logarithms, so that a step is a factor; clamped, as Nelder-Mead knows no bounds.
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
+            # Draw 0 in every trial: with the same random numbers the loss is a function, which a simplex can follow.
             return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
@@ -199,6 +200,7 @@ class Calibration:
         It has no defect, or only a format, if that fits well: engines round, while noise only models effects without a
         dial. Otherwise noise is added to the best formats; `num_trials` bounds the simplex search of each.
         """
+        # The reported figures are of draws that chose nothing: those that did would flatter the fit.
         tried, others = range(num_draws), range(num_draws, 2 * num_draws)
 
         def loss_of(defects: tuple[Defect, ...]) -> tuple[float, tuple[Defect, ...]]:
@@ -220,7 +222,7 @@ class Calibration:
 
 
 def defects_of(formats: Format, router_std: float, logit_std: float) -> tuple[Defect, ...]:
-    """The defects of these dials, rounded to three digits as in `Fit.yaml`; a dial at 0 is omitted."""
+    """The defects of these dials, rounded to three digits as in `CalibrationFit.yaml`; a dial at 0 is omitted."""
     out: list[Defect] = list(formats)
     out += [RouterNoise(std=float(f"{router_std:.3g}"))] if router_std > 0 else []
     out += [LogitNoise(std=float(f"{logit_std:.3g}"))] if logit_std > 0 else []

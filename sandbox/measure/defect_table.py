@@ -83,6 +83,7 @@ class Bench:
 
     def __init__(self, config: SandboxRun, num_steps: int = NUM_STEPS):
         """Builds the config's starting model (cold start from its cache), then takes steps with an exact engine."""
+        # Batch invariance was measured with one thread (docs/decisions/0002-batch-invariant-kernels.md).
         torch.set_num_threads(1)
         config = config.settled()
         self.config, self.algorithm = config, config.algorithm.build()
@@ -147,6 +148,7 @@ class Bench:
             temperature=self.algorithm.temperature,
             seed=derive_seed(self.config.seed, "defects", draw),
         )
+        # Beyond the numbers that NUM_STEPS training steps take, with one round of problems each.
         return engine.generate(self.task.prompts(NUM_STEPS + draw, self.algorithm.num_prompts), sampling)
 
     def rung(self, name: str, num_seeds: int) -> DefectRow:

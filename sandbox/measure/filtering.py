@@ -58,6 +58,7 @@ def _sampler(config: SandboxRun, model: MoE) -> str:
     digest = hashlib.sha256(json.dumps(settings).encode())
     for name, tensor in to_hf(model):
         digest.update(name.encode())
+        # As bytes, since numpy has no bf16.
         digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

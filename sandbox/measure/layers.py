@@ -46,6 +46,7 @@ class DecoderReference:
     def __init__(self, model: MoE, precision: Precision = "fp32") -> None:
         self.model = model.compute_with(EAGER)
         self.precision: Precision = precision
+        # Nothing draws from it: rounding is not random.
         generator = torch.Generator()
         self.numerics = compose([defect.numerics(generator) for defect in AS_PRECISION[precision]])
 
@@ -100,6 +101,7 @@ class DecoderReference:
     @torch.no_grad()
     def router_logits(self, layer: int, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N E"]:
         """The router's logits, in float32 at every precision; only its inputs are rounded."""
+        # A pass of one position: a product reads neither positions nor keys.
         return linear(x_ND, self._mlp(layer).router, "router", self._pass(1, NaturalRouting()))
 
     @torch.no_grad()
@@ -147,6 +149,7 @@ class DecoderReference:
             logits_BSV = self.model.logits(hidden_BSD.flatten(0, 1), numerics=self.numerics).unflatten(
                 0, hidden_BSD.shape[:2]
             )
+        # Row s scores token s + 1.
         logp_BS = logits_BSV.log_softmax(-1).gather(-1, tokens_BS[:, 1:, None])[..., 0]
         logp_R = torch.cat([logp_BS[b, :n] for b, n in enumerate(num_rows)])
         features, natural = routing.features, routing.natural

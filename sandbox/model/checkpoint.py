@@ -55,6 +55,7 @@ def save(model: MoE, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(model.embedding.dtype).removeprefix("torch.")
     text = json.dumps({**config_fields(model.config.shape()), "dtype": dtype}, indent=2) + "\n"
+    # Weights before config.json: a new folder that has a config has its weights too.
     save_file(dict(to_hf(model)), folder / (WEIGHTS + ".partial"), metadata={"format": "pt"})
     os.replace(folder / (WEIGHTS + ".partial"), folder / WEIGHTS)
     (folder / "config.json.partial").write_text(text, encoding="utf-8")
@@ -110,6 +111,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
 def _check_tied(model: MoE, given: dict[str, Tensor]) -> None:
     if model.head is not None or "lm_head.weight" not in given:
         return
+    # Both are there: missing embeddings were an error before this.
     if not torch.equal(given["lm_head.weight"], given["model.embed_tokens.weight"]):
         raise ValueError("lm_head.weight: expected the embeddings (the config ties them), got other values")
 
@@ -137,6 +139,7 @@ def _bound(parts: Parts, views: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _attention_views(attention: Any) -> dict[str, Tensor]:
     config = attention.config
     H, h, d = config.num_heads, config.num_kv_heads, config.head_dim
+    # split, chunk, transpose and unbind give views: what is copied into one is in the parameter.
     q, k, v = attention.qkv.data.split([H * d, h * d, h * d])
     views = {"q_proj": q, "k_proj": k, "v_proj": v, "o_proj": attention.o.data}
     if config.qk_norm == "none":

@@ -98,6 +98,7 @@ class CompiledPasses:
             k, v, by_layer = x_BSD.new_empty(shape), x_BSD.new_empty(shape), 0
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)
+        # It holds a bare address: `positions_BS` must live until the calls below have returned.
         batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
         recorder = routing if isinstance(routing, NaturalRecorder) else None
         is_natural = recorder is not None or isinstance(routing, NaturalRouting)
@@ -112,6 +113,7 @@ class CompiledPasses:
         """The next-token logits of these rows, before the hook `logits`."""
         rounding = numerics.rounding()
         assert rounding is not None, "these numerics do not state their rounding"
+        # The head is none of the large products, so its input has the steps of the others.
         return product_of(rounded(plain(hidden_ND), rounding.other_inputs), self._head, None, self._head_VD.shape[0])
 
     def _natural(
@@ -130,6 +132,7 @@ class CompiledPasses:
         # One more than there are routers: a dense layer writes its norm to the place of the next router's input.
         rooms = L + 1 if keeps else 1
         hidden, logits = x_ND.new_empty(rooms, N, D), x_ND.new_empty(rooms, N, E)
+        # Weights of one layer at a time: the next layer overwrites them, as no recorder takes them.
         ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
         at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
         keys = k.data_ptr(), v.data_ptr(), by_layer
@@ -157,7 +160,7 @@ class CompiledPasses:
             # In bytes: four per float32.
             at = k.data_ptr() + 4 * number * by_layer, v.data_ptr() + 4 * number * by_layer
             call("fo_attention_half", sizes, layer, ctypes.addressof(batch), rounds, *at, x_ND, hidden, logits)
-            ids = weights = None
+            ids = weights = None  # null pointers: a dense layer has no routes
             if "router" in tensors:
                 logits = plain(numerics.router_logits(number, logits))
                 ids, weights = self._chosen(number, hidden, logits, tensors.get("bias"), asked, recorder)
@@ -176,6 +179,7 @@ class CompiledPasses:
         config = self._model.config
         K = config.experts_per_token
         if asked is not None:
+            # Ascending, as these kernels add up a row's experts in the order of its slots.
             ids, weights = ascending(*asked.route(number, hidden, logits, K, self._gate, bias))
             check_ids(ids, config.num_experts)
             return ids.contiguous(), plain(weights)

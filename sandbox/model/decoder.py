@@ -90,6 +90,7 @@ class MoE(DecoderWeights):
         # Without a cache keys are in slots 0 to S - 1 whatever their positions; a whole pass takes positions as slots.
         whole = self._whole(numerics) if cache is not None or positions_B is None else None
         if whole is not None:
+            # It overwrites x_BSD, which the look-up above has copied from the embeddings.
             hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
         else:
             shared = self.prepare(positions_BS, routing or NaturalRouting(), numerics, cache)
@@ -97,6 +98,7 @@ class MoE(DecoderWeights):
                 x_BSD = layer(x_BSD, shared)
             hidden_BSD = self.kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
         if cache is not None:
+            # A new tensor, not in place: whoever kept the old lengths keeps them.
             cache.lengths_B = positions_BS[:, -1] + 1
         return hidden_BSD
 
@@ -130,6 +132,7 @@ class MoE(DecoderWeights):
         if low < 0 or high >= self.config.vocab_size:
             raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {low if low < 0 else high}")
         if positions_B is None:
+            # One row for the whole batch: rotations and masks are made once and broadcast.
             positions_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
         first, end = int(positions_B.min()), int(positions_B.max()) + S
         if first < 0 or end > self.config.max_positions:
@@ -145,7 +148,9 @@ class MoE(DecoderWeights):
             query_BS, num_keys, slots_M = torch.arange(S)[None], S, None
         else:
             query_BS, num_keys, slots_M = positions_BS, int(positions_BS.max()) + 1, cache.slots(positions_BS)
+        # Never more than a cache has, as its capacity is rounded up to the same multiple.
         num_slots = round_up(num_keys, MIN_KEYS)
+        # + 1, as a query sees its own key.
         key_mask = self.kernels.key_mask(query_BS + 1, num_slots, self.cos_Pd.dtype)
         num_heads = self.config.num_heads + self.config.num_kv_heads
         cos_BSHd, sin_BSHd = (rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))

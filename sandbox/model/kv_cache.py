@@ -51,6 +51,7 @@ class KVCache:
         """The slots that `write` fills: keys, then values, head by head; the same in every layer."""
         _, _, B, h, C, _ = self._both_L2BhCd.shape
         first_2B1h = (torch.arange(2 * B * h) * C).view(2, B, 1, h)
+        # (2, B, S, h), the order of cat((k, v)) in `write`.
         return (first_2B1h + positions_BS[:, :, None]).flatten()
 
     def write(
@@ -77,6 +78,7 @@ class KVCache:
         # Copy only the slots in use; the others stay zero.
         used = self._both_L2BhCd[:, :, :, :, : self._used]
         both[:, :, :, :, : self._used] = used.index_select(2, indices_B)
+        # Not by the constructor, which would allocate buffers of its own.
         return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
 
     @staticmethod

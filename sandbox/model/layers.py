@@ -106,6 +106,7 @@ class Attention(nn.Module):
         k, v = shared.numerics.kv(k, v.view(B, S, h, d))
         P = shared.num_slots
         if shared.cache is None:
+            # Zeros in the unused slots: their weight is 0, and 0 times NaN would be NaN.
             k_BhPd, v_BhPd = (F.pad(t.transpose(1, 2), (0, 0, 0, P - S)) for t in (k, v))
         else:
             assert shared.slots_M is not None
@@ -160,6 +161,7 @@ class ExpertMLP(nn.Module):
         logits_NE = linear(x_ND, self.router, "router", shared)
         logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
         config = self.config
+        # `shared.gate`, not config.gate: it names the kernels that compute it.
         experts_NK, weights_NK = shared.routing.route(
             self.layer_number, x_ND, logits_NE, config.experts_per_token, shared.gate, self.selection_bias
         )

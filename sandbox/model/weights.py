@@ -38,6 +38,7 @@ class DecoderWeights(nn.Module):
         even_d = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
         angle_Pd = position_P[:, None] * (1.0 / config.rope_theta ** (even_d / config.head_dim))
         cos_Pd, sin_Pd = rotation_tables(angle_Pd)
+        # Not in the state dict: the config determines them.
         self.register_buffer("cos_Pd", cos_Pd, persistent=False)
         self.register_buffer("sin_Pd", sin_Pd, persistent=False)
         if generator is not None:

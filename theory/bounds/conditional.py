@@ -78,6 +78,7 @@ def gap_conditional_fisher(problem: Problem) -> Bound:
         mixed_nV = depth.reach_pi_n[:, None] * depth.q_pi_nV - depth.reach_mu_n[:, None] * depth.q_mu_nV
         mean_n1 = (depth.pi_nV * mixed_nV).sum(1, keepdim=True)
         variance_n = (depth.pi_nV * (mixed_nV - mean_n1).square()).sum(1)
+        # Where mu has no mass pi has none either (`target` requires it): 0 / 0 adds nothing.
         total = total + torch.where(depth.reach_mu_n > 0, variance_n / depth.reach_mu_n, 0.0).sum()
     return Bound("gap_conditional_fisher", gap(problem).norm(), (fisher_eigenvalue(problem) * total).sqrt())
 
@@ -140,6 +141,7 @@ def _depths(problem: Problem) -> Iterator[_Depth]:
         # The reward given y_<=t: mean under pi, mean under mu, largest, smallest. `below` is empty at the last depth.
         q_pi_nV, q_mu_nV, high_nV, low_nV = each = [final[t].clone() for _ in range(4)]
         for q_nV, value_n in zip(each, below, strict=False):
+            # Only the continuing tokens: an end token, the last column, keeps its own reward.
             q_nV[:, :W] = value_n.view(-1, W)
         pi_nV, mu_nV = pi[t].exp(), mu[t].exp()
         below = [(pi_nV * q_pi_nV).sum(1), (mu_nV * q_mu_nV).sum(1), high_nV.amax(1), low_nV.amin(1)]

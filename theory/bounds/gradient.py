@@ -183,6 +183,7 @@ def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
 
     def apply(u: NDArray[np.float64]) -> NDArray[np.float64]:
         # F u without F: <u, g> on every edge, weighed, and pulled back.
+        # The graph is kept, as Lanczos iteration calls this once per step.
         along = torch.autograd.grad(pulled_Q, cotangents, torch.from_numpy(u).reshape(Q), retain_graph=True)
         return policy.pullback([w_nV * x_nV for w_nV, x_nV in zip(weights, along, strict=True)]).numpy()
 
@@ -242,6 +243,7 @@ def target(problem: Problem) -> Edges:
 
 def centred(problem: Problem) -> Float[Tensor, " Y"]:
     """R - (max R + min R) / 2, in [-H, H]."""
+    # The middle of the range, not the mean: it is the constant with the least max |R - c|.
     return problem.reward_Y - (problem.reward_Y.max() + problem.reward_Y.min()) / 2
 
 

@@ -36,7 +36,7 @@ def all_routes(num_layers: int, num_experts: int) -> Int[Tensor, "A L"]:
 def route_distribution(logits_LE: Float[Tensor, "*batch L E"]) -> Float[Tensor, "*batch A"]:
     """P(route) = prod_l softmax(logits_l)[z_l] over `all_routes`: one independent expert per layer (Pr2 Eq. 17)."""
     rho_LE = logits_LE.softmax(-1)
-    joint_A = rho_LE[..., 0, :]
+    joint_A = rho_LE[..., 0, :]  # the first layer varies slowest
     for layer in range(1, rho_LE.shape[-2]):
         # The new layer varies fastest, as in `all_routes`.
         joint_A = (joint_A[..., :, None] * rho_LE[..., layer, None, :]).flatten(-2)

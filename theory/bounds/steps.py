@@ -54,6 +54,7 @@ def depth_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " 
 def step_kl(tree: PrefixTree, logp_pi: Edges, logp_mu: Edges) -> Float[Tensor, " T"]:
     """KL(pi || nu_t) = sum_(s != t) E_pi[KL_s(pi || mu)], nats: the chain rule, in which step t adds 0."""
     kl_T = depth_kl(tree, logp_pi, logp_mu)
+    # Not the total less step t: with an infinite KL that would be inf - inf.
     before_T, after_T = around(kl_T)
     return before_T + after_T
 
@@ -115,6 +116,7 @@ def around(x_T: Float[Tensor, " T"]) -> tuple[Float[Tensor, " T"], Float[Tensor,
 
 def relative_square(p: Float[Tensor, "*batch"], q: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
     """(p - q)^2 / q, 0 where both are 0."""
+    # 0 / 0 alone is replaced: with q = 0 and p > 0 a chi-square is infinite.
     return torch.where(p == q, 0.0, (p - q).square() / q)
 
 
@@ -176,8 +178,9 @@ def step_cauchy_schwarz(problem: Problem) -> Bound:
     """(1/2) sum |pi - nu_t| <= (1/2) sqrt(P sum (pi - nu_t)^2 / nu_t), sums over responses that reach t, P = nu_t's.
 
     Proof: the left side is (1/2) E_nu_t |pi / nu_t - 1| there; Cauchy-Schwarz with the indicator of reaching t.
-    Tight where |pi / nu_t - 1| is one number, as for two tokens that mu has equally likely; chi2 is at least
-    exp(KL) - 1 (`chi2_from_kl`), so Pinsker is better where KL is large, and equal to first order where it is small.
+    Tight where |pi / nu_t - 1| is one number, as for two tokens that mu has equally likely. Where no response ends
+    before t, chi2 is at least exp(KL) - 1 (as in `weight_variance_kl`), so Pinsker is better where KL is large, and
+    equal to first order where it is small.
     """
     tree, pi, mu = _policies(problem)
     rhs_T = (reached(tree, mu) * step_chi2(tree, pi, mu)).sqrt() / 2

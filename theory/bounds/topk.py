@@ -156,6 +156,7 @@ def _exchange_cost(a: Tensor, b: Tensor) -> Tensor:
 
 def _regret(logits_p: Tensor, logits_q: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
     p, best, chosen = logits_p.softmax(-1), in_top(logits_p, num_slots), in_top(logits_q, num_slots)
+    # The experts in both sets cancel, so that only the exchanged ones are summed.
     lost, won = (torch.where(x, p, 0.0).sum(-1) for x in (best & ~chosen, chosen & ~best))
     return lost - won, lost + won
 

@@ -51,6 +51,7 @@ def outside(problem: Problem, lo: float, hi: float) -> Float[Tensor, " T"]:
     terms = []
     for r_n, p_nV, q_nV in zip(tree.reach(mu), pi, mu, strict=True):
         w_nV = (p_nV - q_nV).exp()
+        # The band is closed, as IcePop's.
         cut_nV = (w_nV < lo) | (w_nV > hi)
         terms.append((r_n[:, None] * torch.where(cut_nV, p_nV.exp(), 0.0)).sum())
     return torch.stack(terms)
@@ -67,6 +68,7 @@ def stopped(problem: Problem, eps_low: float, eps_high: float, cap: float | None
         pi_BT, mu_BT, old_BT = (tree.gather(x, paths) for x in (pi, mu, problem.logp_old))
         R_B1, ratio_BT = problem.reward_Y[rows][:, None], (pi_BT - old_BT).exp()
         weight_BT = ratio_BT if cap is None else (pi_BT - mu_BT).exp().clamp(max=cap)
+        # R stands for the advantage: these estimators have no baseline (theory/bounds/corrections.py).
         far_BT = ((R_B1 > 0) & (ratio_BT > 1 + eps_high)) | ((R_B1 < 0) & (ratio_BT < 1 - eps_low))
         each_BT = log_mu_Y[rows].exp()[:, None] * weight_BT * R_B1.abs()
         total_T += torch.where(far_BT & paths.is_response_BT, each_BT, 0.0).sum(0)

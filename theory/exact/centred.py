@@ -27,6 +27,7 @@ def response_gradients(
     """
     tree = policy.tree
     pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (policy.logp(), logp_old, logp_mu))
+    # At the nodes, not per response: mu's likeliest tokens depend on the prefix alone.
     ids_NJ = mu_NV.topk(min(objective.num_top, tree.num_tokens), dim=1).indices
     # From here on nodes are numbered over all depths, so that one index finds an edge.
     starts_T = torch.tensor([sum(tree.sizes[:t]) for t in range(tree.max_length)])

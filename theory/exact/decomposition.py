@@ -34,7 +34,7 @@ def pair_terms(problem: Problem, baseline: float) -> Float[Tensor, "T T Q"]:
         mu_BT, pi_BT = tree.gather(problem.logp_mu, paths), tree.gather(logp_pi, paths)
         each_B1 = (mu_BT.sum(1).exp() * (problem.reward_Y[rows] - baseline))[:, None]
         # After the end both are 0, and so is the step's delta.
-        delta_BT = (pi_BT - mu_BT).expm1()
+        delta_BT = (pi_BT - mu_BT).expm1()  # expm1: pi/mu - 1 would lose the digits of a small step
         for s in range(T):
             weighted_BT = each_B1 * delta_BT[:, s, None]
             for t in range(T):

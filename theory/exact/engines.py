@@ -237,10 +237,12 @@ def _tempered(logp: Edges, factor: float) -> list[Float[Tensor, "_n V"]]:
 
 def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"]:
     ordered_nV, order_nV = logp_nV.sort(dim=1, descending=True)
+    # The mass in front of a token, so that the one that reaches the share stays.
     before_nV = ordered_nV.exp().cumsum(1) - ordered_nV.exp()
     # The likeliest token always stays, also at a share of 0, where the comparison would drop it.
     cut_nV = torch.where(before_nV < share, ordered_nV, -math.inf)
     cut_nV[:, 0] = ordered_nV[:, 0]
+    # empty_like: order_nV is a permutation, so that every place is written.
     return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)
 
 

@@ -158,6 +158,7 @@ def estimate(
     by_length = objective.aggregation.counts == "tokens"
     of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
     weights = moments(objective, group.num_responses, of, generator)
+    # The floor makes the 0 / 0 of a class that mu never samples a 0.
     reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
     # The probability of each response with each sign of its advantage, which weighs it in a budget's mean.
     signs_sY = (weights.number_sC / group.num_responses / reach_C)[:, of.index_Y] * log_mu_Y.exp()
@@ -185,6 +186,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
         objective = _settled(problem, objective, torch.stack([advantages > 0, advantages < 0]) * probability_Y)
     if objective.centering != "none":
         share_Y = torch.where(kept_Y, advantages, 0.0) / denominator
+        # Row 0 has u at A = 1, row 1 at A = -1: the row of its sign, then times the magnitude.
         each_YQ = _centred_gradients(problem, objective)[(share_Y < 0).long(), torch.arange(len(share_Y))]
         each_YQ = share_Y.abs()[:, None] * each_YQ
         return probability_Y @ each_YQ, (probability_Y * each_YQ.square().sum(1)).sum()
@@ -227,6 +229,7 @@ def _class_gradients(
     """E_mu[u(y)] and E_mu[||u(y)||^2] within each class, for advantages +1 and -1."""
     policy, C = problem.policy, len(of)
     tree, logp_pi = policy.tree, policy.logp()
+    # Sums on edges of their own per class: the cross terms below need each class's mean gradient.
     edges = [[tree.zero_edges() for _ in range(C)] for _ in range(2)]
     squares_sC = torch.zeros(2, C, dtype=torch.float64)
     # A class that mu never samples has no mean; the floor turns its 0 / 0 into the weight 0.

@@ -112,6 +112,7 @@ def moments(
             f"expected a generator: {math.comb(G + C - 1, C - 1):,} groups of {G} from {C} classes are too many "
             f"to enumerate (at most {MAX_GROUPS:,})"
         )
+    # One draw of all members, cut into groups: they are independent.
     draws_MG = torch.multinomial(of.probability_C, num_draws * G, replacement=True, generator=generator)
     counts_MC = torch.nn.functional.one_hot(draws_MG.view(num_draws, G), C).sum(1)
     weight_M = torch.full((num_draws,), 1 / num_draws, dtype=torch.float64)
@@ -123,6 +124,7 @@ def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M:
     a_MC = _shares(objective, of, counts_MC)
     a_sMC = torch.stack([a_MC.clamp(min=0), (-a_MC).clamp(min=0)])
     n_MC = counts_MC.double()
+    # An advantage of 0 has no sign, and is in neither count.
     number = torch.einsum("m,mc,smc->sc", weight_M, n_MC, (a_sMC > 0).double())
     first = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC)
     square = torch.einsum("m,mc,smc->sc", weight_M, n_MC, a_sMC.square())
@@ -150,6 +152,7 @@ def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) ->
     size_C = of.num_tokens_C if objective.aggregation.counts == "tokens" else of.is_kept_C.long()
     denominator_M = (counts_MC * size_C).sum(1)
     present_MC = (counts_MC > 0) & of.is_kept_C
+    # The clamp is for groups without a kept response, which have no share anyway.
     return torch.where(present_MC, own_MC / denominator_M.clamp(min=1)[:, None], 0.0)
 
 

@@ -81,6 +81,7 @@ class NetworkPolicy:
     @cached_property
     def _graph(self) -> tuple[Float[Tensor, " Q"], Float[Tensor, "N V"]]:
         """The parameters as a leaf, and log pi of every node as a function of them."""
+        # A leaf of its own: the policy's parameters stay plain numbers.
         leaf = self.parameters.detach().clone().requires_grad_()
         F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
         W, b, U, c = leaf.split([F * H, H, H * V, V])
@@ -116,6 +117,7 @@ class NetworkPolicy:
             strict=True,
         ):
             h_BTH, x_BTF = hidden_NH[nodes_BT], self.inputs[nodes_BT]
+            # After the end c is 0: node 0 stands there, and adds nothing.
             r_BTV = c_BT[..., None] / self.temperature * (one_hot(tokens_BT, V) - logp_NV[nodes_BT].exp())
             d_BTH = (1 - h_BTH.square()) * (r_BTV @ U.view(H, V).T)
             outer = (h_BTH @ h_BTH.mT + 1) * (r_BTV @ r_BTV.mT)

@@ -71,6 +71,7 @@ def _multinomial(probability: Float[Tensor, "*n"], generator: torch.Generator) -
     """A Gaussian draw with the covariance diag(p) - p p^T of the indicators of one draw from p."""
     root = probability.sqrt()
     e = _normal(probability.shape, generator)
+    # Covariance diag(p) - 2 p p^T + p p^T sum(p), where the p sum to 1.
     return root * e - probability * (root * e).sum()
 
 
@@ -129,6 +130,7 @@ def _weights_of_groups(updates: Sequence[Update], generator: torch.Generator) ->
         weights_sY = torch.zeros(2, len(update.pi_BT), dtype=torch.float64)
         for one, between in zip(update.batch.groups, between_P, strict=True):
             own_sy = (one.probability / K) ** 0.5 * _within(one, generator)
+            # Within a class all members have one advantage: they share its mean by their probabilities.
             mean_sy = one.moments.first_sC[:, one.classes.index_Y] * one.within_y
             weights_sY[:, one.rows_y] = own_sy + between * mean_sy
         found.append(weights_sY)

@@ -175,6 +175,7 @@ class LinearPolicy:
         total_BFV = torch.zeros(B, *self.theta.shape, dtype=torch.float64)
         for t, logp in enumerate(self.logp()):
             node_B, token_B = paths.nodes_BT[:, t], paths.tokens_BT[:, t]
+            # At node 0 after the end, where the coefficient is 0.
             score_BV = torch.nn.functional.one_hot(token_B, V) - logp.exp()[node_B]
             total_BFV += torch.einsum("b,bf,bv->bfv", coefficients_BT[:, t], self._features(t)[node_B], score_BV)
         return total_BFV.flatten(1).square().sum(1) / self.temperature**2

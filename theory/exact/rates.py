@@ -45,6 +45,7 @@ def slope(scales: Sequence[float], gaps: Sequence[float]) -> float:
     """The least-squares slope of log gap against log scale. Raises ValueError where a gap is not positive."""
     if not all(gap > 0 for gap in gaps):
         raise ValueError(f"expected positive gaps to take logarithms of, got {min(gaps)}")
+    # On log-log axes, so that every scale weighs alike: the largest gaps would dominate a fit of the gaps.
     return float(np.polyfit(np.log(scales), np.log(gaps), 1)[0])
 
 

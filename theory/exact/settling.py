@@ -85,6 +85,7 @@ def within_budget(
         return objective.within_budget(*logp, advantages_BT, is_response_BT, weights_sB.sum(0)[:, None])
     # Every response twice, once with each sign of its advantage, weighed by that sign's probability.
     pi_BT, old_BT, mu_BT, on_BT = (torch.cat([x_BT, x_BT]) for x_BT in (*logp, is_response_BT))
+    # In the order of the cat above: all responses at A = 1, then all at A = -1.
     signs_B1 = torch.ones_like(weights_sB) * torch.tensor([1.0, -1.0]).to(weights_sB)[:, None]
     return objective.within_budget(pi_BT, old_BT, mu_BT, signs_B1.view(-1, 1), on_BT, weights_sB.reshape(-1, 1))
 

@@ -141,6 +141,7 @@ def train(
             if number % settings.num_minibatches > 0:
                 engine.learn([one for _, one in rolled], [one.policy for one in updates])
             move(mean_gradient(updates, settings.centred) + _noise(updates, settings, generator))
+            # `moved` adds, so this policy keeps its numbers while the optimiser moves `step` in place.
             policy = first.moved(step.detach())
     return Trajectory(tuple(observed), {name: tuple(values) for name, values in columns.items()}, policy)
 
@@ -205,6 +206,7 @@ def _runge_kutta(step: Tensor, time: float, a: Tensor, slope: Callable[[Tensor],
     b = slope(step + time / 2 * a)
     c = slope(step + time / 2 * b)
     d = slope(step + time * c)
+    # In place, as the caller holds this tensor.
     step += time / 6 * (a + 2 * b + 2 * c + d)
 
 

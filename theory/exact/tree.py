@@ -100,6 +100,7 @@ class PrefixTree:
         starts, total = [], 0
         for t in range(self.max_length - 1):
             starts.append(total)
+            # Without an end token no response is shorter than T: these ranges are empty.
             total += self.sizes[t] if self.has_end else 0
         return (*starts, total)
 
@@ -153,6 +154,7 @@ class PrefixTree:
 
     def gather(self, edges: Sequence[Float[Tensor, "_n V"]], paths: Paths) -> Float[Tensor, "B T"]:
         """The value of each edge on each path; 0 after the end."""
+        # Positions after the end read node 0 and token 0, and are replaced by 0 below.
         columns = [edges[t][paths.nodes_BT[:, t], paths.tokens_BT[:, t]] for t in range(self.max_length)]
         return torch.where(paths.is_response_BT, torch.stack(columns, dim=1), 0.0)
 

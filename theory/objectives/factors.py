@@ -59,6 +59,7 @@ class Factor:
 
     def clamp(self, low: float, high: float) -> Factor:
         """The factor within [low, high]."""
+        # By torch, in the factor's type: its log 0 is -inf, where math.log raises.
         bounds = torch.tensor([low, high], dtype=self.log_BT.dtype, device=self.log_BT.device).log()
         return Factor(self.value_BT.clamp(low, high), self.log_BT.clamp(bounds[0], bounds[1]))
 

@@ -38,6 +38,7 @@ def kl_pi_ref(
     if estimator == "k3_is":
         if logp_mu_BT is None:
             raise ValueError("k3_is: expected logp_mu_BT, got None")
+        # pi is not detached: without the ratio's own gradient the penalty's would not be the KL's.
         ratio_BT = log_ratio(logp_pi_BT, logp_mu_BT.detach()).exp()
         return ratio_BT * divergences.k3(logp_ref_BT, logp_pi_BT)
     if estimator == "k3+":

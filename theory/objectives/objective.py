@@ -145,7 +145,7 @@ class Objective(Composition):
         kept_BT = self.kept(logp_old_BT, logp_mu_BT, is_response_BT)
         tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget, weights_B1)
         # |log r| <= tau as bounds on r, which only ever widen the region's own.
-        low = max(region.eps_low, -math.expm1(-tau))
+        low = max(region.eps_low, -math.expm1(-tau))  # 1 for an infinite tau: no bound
         high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
@@ -175,7 +175,7 @@ class Objective(Composition):
             log_rho_Bt = log_ratio(old_Bt, mu_Bt)
             # The caller's pass may run without gradients; the coefficients are the term's own derivative.
             with torch.enable_grad():
-                leaf_Bt = pi_Bt.requires_grad_()
+                leaf_Bt = pi_Bt.requires_grad_()  # a leaf: what centering hands over is detached
                 weight = self._weight(log_gap_Bt.detach(), log_rho_Bt, there_Bt, there_Bt)
                 term_Bt = self._term(Tokens(leaf_Bt, old_Bt, mu_Bt, there_Bt), weight, advantages_B1)
                 return torch.autograd.grad(term_Bt.sum(), leaf_Bt)[0]
@@ -216,6 +216,7 @@ class Objective(Composition):
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         log_rho_BT = log_ratio(old_BT, mu_BT)
         keep_B = self.correction.keep(log_rho_BT, is_response_BT) & self.rejection.keep(log_rho_BT, is_response_BT)
+        # Whole responses: a correction that rejects tokens gives them the weight 0 and keeps this mask.
         return is_response_BT & keep_B[:, None]
 
     # -- metrics

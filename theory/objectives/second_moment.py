@@ -53,7 +53,7 @@ def clip_level(
     before_n = moment_n.cumsum(0) - moment_n
     left_n = weight_n.sum() - (weight_n.cumsum(0) - weight_n)
     first = int((before_n + left_n * square_n >= target).nonzero()[0, 0])
-    return math.sqrt(max(target - float(before_n[first]), 0.0) / float(left_n[first]))
+    return math.sqrt(max(target - float(before_n[first]), 0.0) / float(left_n[first]))  # cumsum may round above it
 
 
 __all__ = ["Budget", "clip_level"]

@@ -139,6 +139,7 @@ def draw_rows(
     for b, (num_rows, first) in enumerate(zip(num_rows_B, first_row_B, strict=True)):
         if not 0 <= first <= num_rows:
             raise ValueError(f"response {b}: expected a first row in [0, {num_rows}], got {first}")
+        # The whole permutation, then cut: later responses' draws do not depend on num_positions.
         orders.append(torch.randperm(num_rows - first, generator=generator)[:num_positions])
     sizes = [order.shape[0] for order in orders]
     if not orders:

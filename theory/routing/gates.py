@@ -139,6 +139,7 @@ def _choosing(logits_NE: Tensor, gate: Gate) -> Tensor:
 def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tensor | None) -> Tensor:
     _check_sizes(scores_NE.shape[1], num_slots, gate)
     if selection_bias_E is not None:
+        # Not in place: `route` weighs the experts by the same scores, without the bias.
         scores_NE = scores_NE + selection_bias_E.to(scores_NE)
     if gate.num_top_groups < gate.num_groups:
         scores_NE = _only_top_groups(scores_NE, gate, _left_out(gate, selection_bias_E is not None))

@@ -45,7 +45,9 @@ def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> In
 def counts_of(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> RouteCounts:
     """The differences of two routings by expert ids, ascending in every row-layer, -1 where missing."""
     d_RL = _differences(a_RLK, b_RLK)
+    # bincount takes no -1: shifted by one, and the first entry, the missing ones, dropped.
     num_d = torch.bincount(d_RL.flatten() + 1, minlength=a_RLK.shape[2] + 2)[1:]
+    # The clamp makes the -1 of a missing layer add nothing.
     return RouteCounts(num_d, d_RL.clamp(min=0).sum(dim=1), (d_RL == MISSING).sum(dim=1))
 
 
@@ -75,6 +77,7 @@ def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: 
         d_M -= common_M
     d_M[(a_KM[0] == MISSING) | (b_KM[0] == MISSING)] = MISSING
     d_N[where_M] = d_M
+    # Rows that both lack have equal bytes, and so are not among where_M.
     d_N[(a_NK[:, 0] == MISSING) & (b_NK[:, 0] == MISSING)] = MISSING
 
 

@@ -226,6 +226,7 @@ class PredictorTrainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * self.settings.learning_rate_multiplier
         self.optimizer.step()
+        # To None: the gradients are views of one tensor, which is freed with the last of them.
         self.optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             weight_norm = torch.stack([*parameters]).double().square().sum().sqrt()

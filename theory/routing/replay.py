@@ -189,6 +189,7 @@ class ReplayContext:
     ) -> Tensor:
         if self._recomputed is not None:
             self._recomputed.add(layer_number)
+            # The ledger keeps ids narrow; `gather` takes int64 alone.
             return self._experts[layer_number].to(torch.int64)
         # Under replay too: rows without a record use it, and metrics compare it with the replayed routes.
         natural_NK = gates.select(logits_NE, num_slots, gate, selection_bias_E)
@@ -239,6 +240,7 @@ class ReplayContext:
         recorded_RK = recorded_RK.to(natural_NK)
         is_recorded_R = recorded_RK[:, 0] >= 0  # a row that the record lacks holds -1
         experts_NK = natural_NK.clone()
+        # Only these rows: padding and rows without a record keep the natural choice.
         experts_NK[self._rows_R.to(natural_NK.device)[is_recorded_R]] = recorded_RK[is_recorded_R]
         return experts_NK
 

@@ -26,6 +26,7 @@ def router_shift(
     """
     if logp_old_RLK.shape[1] == 0:
         raise ValueError("router shift: expected at least 1 layer with a router, got 0")
+    # The magnitude before the mean, so that experts that gain and lose do not cancel.
     shift_R = (logp_pi_RLK - logp_old_RLK).abs().mean((1, 2))
     # Padding reads row 0, and is masked out again.
     packed_BT = torch.where(exists_BT, offsets[:-1, None].to(row_BT.device) + row_BT, 0)

@@ -84,6 +84,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
         read = each(placed, lambda raw, place: [mapped.read(raw, place, columns)])
         unused = tuple(name for name in first if name not in columns.values())
         return Dump(rows.packed(_with_old(read, old)), MAPPED.name, unused=unused)
+    # Always found: the last format takes any row.
     form = next(form for form in BY_ROWS if form.is_mine(first))
     if not form.has_old and old is None:
         raise ValueError(f"{form.name}'s dump has no log-probabilities of old. {HOW_OLD}")

@@ -78,6 +78,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
         if short:
             raise ValueError(f"{place}: {short[0]}: expected {W} values, one per token as in is_response")
         return row | unprompted(tokens, row["is_response"], columns)
+    # Any other P is left to rows.py, which refuses it by name.
     if type(P) is int and P > 0:
         row |= {name: row[name][P:] for name in whole}
     return row
@@ -99,4 +100,5 @@ def read_safetensors(path: Path) -> Iterator[Placed]:
         )
     for b in range(B):
         values = {name: tensor[b] for name, tensor in tensors.items()}
+        # Routes stay a tensor: as lists they would be most of the row.
         yield {name: v if v.dim() > 1 else v.tolist() for name, v in values.items()}, f"response {b}"

@@ -58,6 +58,7 @@ def _by_step(folder: Path, matches: Sequence[tuple[Path, re.Match[str]]]) -> lis
         if part in found[number]:
             raise ValueError(f"{folder}: expected one run, got step {number} twice: {found[number][part]} and {path}")
         found[number][part] = path
+    # By part number, not by name: as text rank_10 sorts before rank_2.
     return [StepFiles(number, tuple(found[number][part] for part in sorted(found[number]))) for number in sorted(found)]
 
 

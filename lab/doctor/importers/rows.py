@@ -89,6 +89,7 @@ class Columns:
         """Adds a row; ValueError with its place, the field, and the expected and actual values."""
         response = _response(row, place)
         if not self.places:
+            # The first row decides, as the table says.
             self.step, self.temperature = response.step or 0, response.temperature
         tensors = _tensors(response, place)
         for name in OPTIONAL if self.places else ():
@@ -167,6 +168,7 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
         if payload.shape[1:] != payloads[0].shape[1:]:
             here, first = tuple(payload.shape[1:]), tuple(payloads[0].shape[1:])
             raise ValueError(f"{place}: {name}: expected (layers, slots) {first} as in {places[0]}, got {here}")
+    # Above 0, as a layer that was not captured holds 0 or -1 alone.
     seen = torch.stack([(payload > 0).any(0).any(-1) for payload in payloads]).any(0)
     kept = seen.nonzero()[:, 0].tolist()
     if not kept:

@@ -48,7 +48,7 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 
 def _caveat(trace: Trace) -> str:
-    if not trace.logp_mu.equal(trace.logp_old):
+    if not trace.logp_mu.equal(trace.logp_old):  # to the bit, as a copy is
         return ""
     return "old_log_probs equal rollout_log_probs everywhere: under bypass_mode verl copies them, and no old pass ran."
 

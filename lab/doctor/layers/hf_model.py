@@ -62,6 +62,7 @@ class TransformersReference:
     @torch.no_grad()
     def rounded(self, precision: Precision) -> TransformersReference:
         """The model in the precision's dtype; for FP8 its matrices are also rounded, with a scale per row."""
+        # A copy: rounding writes into the weights, and the exact model is still needed.
         model = deepcopy(self.model)
         # Fake quantisation: E4M3 values times their row's scale, which bf16 then rounds once more.
         for name, weight in model.named_parameters() if precision == "fp8" else ():

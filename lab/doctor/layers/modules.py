@@ -90,6 +90,7 @@ class Stream:
             self.is_known = False
             return
         self.exact_ND = self.exact_ND + out_ND
+        # Rounded after every addition, as an engine stores its stream.
         self.rounded_ND = hand_on(self.rounded_ND + out_ND, self.precision)
 
 

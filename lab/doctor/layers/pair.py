@@ -54,6 +54,7 @@ def compare(a: States, b: States, precision: Precision) -> list[Jump]:
 
 
 def _jumps(a: States, b: States, floor: float) -> Iterator[Jump]:
+    # Of one dump alone: a layer that only the other has cannot be compared.
     layers = {int(name.split(".")[2]) for name in a.values if ".layers." in name}
     streams = [side.get("model.embed_tokens", "out") for side in (a, b)]
     for layer in sorted(layers):

@@ -130,5 +130,5 @@ def _tokens(trace: Trace, logp_A: Tensor, exact: Routed, near: Routed) -> Tokens
     rows, own = rows_A[trace.is_response], logp_A[trace.is_response].double()
     wanted = exact.logp_R[rows].double()
     band = max(torch.quantile((near.logp_R[rows].double() - wanted).abs(), 0.95).item(), FLOOR)
-    error = (own - wanted).abs().nan_to_num(torch.inf)
+    error = (own - wanted).abs().nan_to_num(torch.inf)  # nan is as far off as can be, and no comparison would count it
     return TokensCheck(error.median().item(), band, (error > FACTOR * band).double().mean().item())

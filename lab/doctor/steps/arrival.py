@@ -112,6 +112,7 @@ class Arrivals:
                 self._part.append(int(total[3]))
         num, grown = len(self._rows), len(self.steps) + 1
         for name in ("_mu_ks", "_old_ks"):
+            # NaN where a step has not met a draw: differences with it stay NaN and are left out.
             table = np.full((num, grown), np.nan)
             table[: len(getattr(self, name)), :-1] = getattr(self, name)
             setattr(self, name, table)
@@ -124,6 +125,7 @@ class Arrivals:
         """Keeps shared draws first, then the smallest keys: being hashes, they are the same ones at every step."""
         if len(self._rows) <= self.most_draws:
             return
+        # The dict's order is that of the table's rows.
         keys = np.fromiter(self._rows, dtype=np.uint64)
         is_shared = np.isfinite(self._mu_ks).sum(1) > 1
         kept = np.sort(np.lexsort((keys, ~is_shared))[: self.most_draws])
@@ -176,6 +178,7 @@ class Arrivals:
             return None
         left_without_g = left_g.sum() - left_g
         mean_g = left_without_g / (num - num_g)
+        # (n - 1) / n times the sum of squares, written with the mean.
         error = float(np.sqrt((NUM_PARTS - 1) * np.square(mean_g - mean_g.mean()).mean()))
         left = float(left_g.sum())
         most_left = float((left_without_g / without_g).max())

@@ -192,7 +192,7 @@ class Watch:
             self._places.add(trace.step, view)
         k3 = found.seen.get("k3_kl", 0.0)
         if k3 > self._most:
-            self._most, self.worst = k3, trace
+            self._most, self.worst = k3, trace  # the former worst is freed here
         return self.steps[-1]
 
     def course(self) -> Course:

@@ -72,6 +72,7 @@ def _slot(view: View, edges: Sequence[int]) -> Tensor:
 
 
 def _position(view: View, edges: Sequence[int]) -> Tensor:
+    # right: a value on an edge belongs to the bin above, as in `GapGroup.title`.
     return torch.bucketize(view.position_n, torch.tensor(edges, dtype=torch.long), right=True)
 
 

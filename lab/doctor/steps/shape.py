@@ -47,6 +47,7 @@ def growth(values: Sequence[float]) -> Growth | None:
     found = change(values)
     if found is None or not found.is_clear:
         return None
+    # On a log scale growth by a factor per step is a line.
     y = np.log(np.maximum(np.array(values, dtype=np.float64), FLOOR))
     kind, at = _shape(y)
     quarter = max(2, len(values) // 4)

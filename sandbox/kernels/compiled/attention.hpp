@@ -36,6 +36,7 @@ static inline void weigh(const float* probs, long stride, long step, const float
     Lanes total[HEADS][VECTORS];
     for (long g = 0; g < HEADS; g++)
         for (long c = 0; c < VECTORS; c++) total[g][c] = splat(0.0f);
+    // Not up to the padded count: values beyond `count` may be NaN, and 0 times NaN is NaN.
     for (long p = 0; p < count; p++)
         for (long g = 0; g < HEADS; g++) {
             Lanes weight = splat(probs[g * stride + p * step]);

@@ -50,6 +50,7 @@ static void add_outer(const float* const* x, const float* const* g, long rows, l
         float* to = width == PANEL ? out + first : beside;
         if (width < PANEL) {
             std::memset(panel, 0, CHUNK * PANEL * sizeof(float));
+            // outer_tile adds to it, and the memory has an earlier call's numbers.
             std::memset(beside, 0, inner * PANEL * sizeof(float));
         }
         for (long n = 0; n < rows; n++) {
@@ -105,6 +106,7 @@ static inline float swiglu_backward(const float* g, float weight, const float* g
     auto step = [&](long i, long some) __attribute__((always_inline)) {
         Lanes gate = load_some(gate_up + i, some), up = load_some(gate_up + width + i, some), grad = load_some(g + i, some);
         Lanes s = sigmoid(gate), h = gate * s * up;
+        // Before the weight is multiplied in: the gradient of the weight itself is g . h.
         total = fma(grad, h, total);
         grad *= splat(weight);
         Lanes to_up = grad * gate * s, to_gate = grad * up * s * (splat(1.0f) + gate * (splat(1.0f) - s));
@@ -149,13 +151,16 @@ static void attend_backward(const float* g, const float* q, long apart, const fl
     starts.assign(S + P, 0);
     long *zero = starts.data(), *first = zero + S, most = 0;
     for (long s = 0; s < S; s++) {
+        // Copied next to each other, as weigh_rows takes adjacent rows.
         std::memcpy(own_g + s * width, g + s * apart, width * sizeof(float));
         std::memcpy(own_q + s * width, q + s * apart, width * sizeof(float));
         float *row = g_scores + s * padded, *own = probs + s * padded;
         scores_of(own_g + s * width, values, seen[s], width, row);
         std::memcpy(own, p + s * P, seen[s] * sizeof(float));
+        // The gradient of a softmax is p (g - sum p g); the scores' scale comes after it.
         float mean = dot(own, row, seen[s]);
         for (long j = 0; j < seen[s]; j++) row[j] = own[j] * (row[j] - mean) * scale;
+        // scores_of wrote whole vectors; weigh_rows takes a weight of 0 for keys that this query does not see.
         std::memset(row + seen[s], 0, (padded - seen[s]) * sizeof(float));
         std::memset(own + seen[s], 0, (padded - seen[s]) * sizeof(float));
         for (; most < seen[s]; most++) first[most] = s;  // the first query that sees key `most`
@@ -176,6 +181,7 @@ static void experts_backward(long threads, const float* g, const float* x, long 
     static thread_local Scratch whole;
     static thread_local std::vector<const float*> pointers;
     pointers.resize(N * K);
+    // Addresses for the lambdas: a thread_local named inside them would be the helper's own.
     float* g_rows = whole.take(N * K * D);
     const float** of_slot = pointers.data();
     in_parts(threads, E, 1, [=](long e, long) {

@@ -25,6 +25,7 @@ from lab.strict import ConfigError
 
 CACHE = Path("runs/.cache/kernels")
 # The compiler must not contract products and sums; only the source's own `fma` does (lanes.hpp).
+# -fno-math-errno changes no bit: square roots need not set errno, and become single instructions.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 NATIVE = ("-march=native", "-mcpu=native")
 """Flags for the processor's own instructions; the first that the compiler accepts is used (some on ARM lack -march)."""
@@ -62,6 +63,7 @@ class Library:
         """Calls a function by name; None is passed as a null pointer."""
         function, num = self._functions[name], len(arguments)
         assert num == len(function.argtypes) - 1, f"{name} takes {len(function.argtypes) - 1}, got {num}"
+        # Bare addresses: `arguments` keeps every tensor alive until the function returns.
         function(self.threads, *(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
 
 
@@ -98,6 +100,7 @@ def build(cache: Path) -> Path:
             with tempfile.TemporaryDirectory() as folder:
                 built = Path(folder) / "kernels.so"
                 _run([*compiler, *flags, str(SOURCE), "-o", str(built)])
+                # Atomic, as the first look at `target` above takes no lock.
                 atomic_write(target, built.read_bytes())
     return target
 

@@ -31,6 +31,7 @@ static void sort_slots(const int64_t* experts, long M, long E, int32_t* ends, in
     std::vector<int32_t> next(E + 1, 0);
     for (long m = 0; m < M; m++) next[experts[m] + 1]++;
     for (long e = 0; e < E; e++) next[e + 1] += next[e];
+    // Before the last loop, which counts `next` up.
     for (long e = 0; e < E; e++) ends[e] = next[e + 1];
     for (long m = 0; m < M; m++) slot[next[experts[m]]++] = m;
 }
@@ -52,6 +53,7 @@ static void experts(long threads, const float* x, long N, long D, long F, long E
     static thread_local Scratch scratch;
     static thread_local std::vector<const float*> pointers;
     pointers.resize(2 * M);
+    // Addresses for the lambdas: a thread_local named inside them would be the helper's own.
     const float **from = pointers.data(), **of_slot = from + M;
     float* y = scratch.take(M * D);
     for (long r = 0; r < M; r++) {
@@ -71,6 +73,7 @@ static void experts(long threads, const float* x, long N, long D, long F, long E
             for (long k = 0; k < K; k++) {
                 float weight = weights[n * K + k];
                 const float* y = of_slot[n * K + k];
+                // Product and sum rounded apart, in slot order, as in `_Combine` of sandbox/kernels/experts.py.
                 for (long i = 0; i < D; i++) to[i] = k == 0 ? y[i] * weight : to[i] + y[i] * weight;
             }
         }

@@ -48,6 +48,7 @@ def gate_struct(gate: Gate) -> GateStruct:
 def _routed(logits: Tensor, ids: Tensor, weights: Tensor | None, gate: Gate, bias: Tensor | None) -> None:
     """Writes the chosen experts to `ids` if `weights` is None, else the weights of the given ids to `weights`."""
     (N, E), K = logits.shape, ids.shape[1]
+    # The other sizes stay 0: `route` reads none of them.
     sizes = SizesStruct(E=E, K=K, gate=gate_struct(gate))
     bias = None if bias is None else plain(bias)
     library()("fo_route", ctypes.addressof(sizes), bias, N, plain(logits), weights is None, ids, weights)

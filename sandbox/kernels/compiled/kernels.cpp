@@ -145,6 +145,7 @@ void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t
         Gradients kept(g, first, last, num_out);
         float* to[CHUNK];
         for (long r = 0; r < kept.count; r++) to[r] = g_x + kept.row[r] * width;
+        // Rows that `kept` leaves out are in no product: their zeros come from here.
         std::memset(g_x + first * width, 0, (last - first) * width * sizeof(float));
         product(kept.at, kept.count, packed, num_out, width, to);
     });

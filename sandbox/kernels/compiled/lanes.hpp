@@ -75,6 +75,7 @@ static inline Lanes sums(const Lanes x[LANES]) {
 static inline Lanes exponential(Lanes x) {
     const Lanes magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     Lanes low = splat(-87.33654f), high = splat(88.72283f);
+    // A NaN fails both comparisons, and stays one to the end.
     Lanes clamped = x < low ? low : x;
     clamped = clamped > high ? high : clamped;
     Lanes shifted = fma(clamped, splat(1.44269504f), magic);
@@ -90,7 +91,7 @@ static inline Lanes exponential(Lanes x) {
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r) + splat(1.0f);
     // 2^n as a product of two powers: 2^128 is not a float.
-    IntLanes integer = (IntLanes)shifted - (IntLanes)magic;
+    IntLanes integer = (IntLanes)shifted - (IntLanes)magic;  // floats here are 1 apart, so their bits count in ones
     IntLanes half = integer >> 1;
     Lanes first = (Lanes)((half + 127) << 23), second = (Lanes)((integer - half + 127) << 23);
     Lanes out = p * first * second;

@@ -57,6 +57,7 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, weight_OD: Tensor) -> Tensor:
         x = plain(x)
         ctx.save_for_backward(x, weight_OD)
+        # Packed anew in every pass: the weight changes in place, and nothing here would notice.
         return product_of(x, pack(weight_OD, transposed=True), None, weight_OD.shape[0])
 
     @staticmethod
@@ -67,7 +68,7 @@ class _Linear(Function):
         if ctx.needs_input_grad[0]:
             packed, grad_x = pack(weight_OD, transposed=False), torch.empty_like(x)
         if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight_OD)
+            grad_weight = torch.zeros_like(weight_OD)  # zeros: the kernel adds to it, CHUNK rows at a time
         sizes = x.numel() // width, num_out, width
         library()("fo_linear_backward", grad, x, *sizes, packed, grad_x, grad_weight)
         return grad_x, grad_weight
@@ -87,6 +88,7 @@ class _GroupedProduct(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x_RD, weight_EDO, ends_E = ctx.saved_tensors
+        # Not zeros: for an expert without rows the product over 0 rows writes zeros.
         grad_x, grad_weight = torch.empty_like(x_RD), torch.empty_like(weight_EDO)
         start = 0
         # torch.mm: gradients need not be batch-invariant.
@@ -118,6 +120,7 @@ class _RMSNorm(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, scale = ctx.saved_tensors
         width, grad = x.shape[-1], grads[0].contiguous()
+        # Every row of grad_x is written; to grad_weight the kernel adds block after block.
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight)
         sizes = scale.numel(), weight.numel() // width, width
         library()("fo_rms_norm_backward", grad, x, weight, scale, *sizes, grad_x, grad_weight)
@@ -209,6 +212,7 @@ class _Attention(Function):
         h, P = k.shape[1], k.shape[2]
         seen_BS, q = num_seen_BS.expand(B, S).contiguous(), plain(q)
         # Keys may be a view of a longer cache: contiguous rows suffice, so addresses and strides are passed.
+        # One pair of strides is passed for both.
         if k.stride()[2:] != (d, 1) or k.stride() != v.stride():
             k, v = plain(k), plain(v)
         # Without autograd (`apply`) the context has no `needs_input_grad`.
@@ -224,6 +228,7 @@ class _Attention(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         q, k, v, seen_BS, probs = ctx.saved_tensors
+        # Zeros where the kernel adds: the query heads of a group share one head of keys and values.
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         sizes = *q.shape[:3], *k.shape[1:]
         results = probs, grad_q, grad_k, grad_v
@@ -238,7 +243,7 @@ def attention(
     v_BhPd: Float[Tensor, "B h P d"],
     num_seen_BS: Int[Tensor, "#B S"],
 ) -> Float[Tensor, "B S H d"]:
-    """softmax(q k^T / sqrt(d)) v over the first `num_seen` keys of each query; P is a multiple of LANES.
+    """softmax(q k^T / sqrt(d)) v over the first `num_seen_BS` keys of each query; P is a multiple of LANES.
 
     The H / h query heads of a group share one key head. The other key slots are in no sum, whatever they hold.
     """
@@ -276,6 +281,7 @@ class _Experts(Function):
         x, weights, gate_up, down, *kept = ctx.saved_tensors
         (N, D), K, (E, F_, _) = x.shape, weights.shape[1], down.shape
         packed = pack(gate_up, transposed=True), pack(down, transposed=True)
+        # Zeros for the parameters: the kernel adds to them, and never touches an expert without rows.
         results = torch.empty_like(x), torch.empty_like(weights), torch.zeros_like(gate_up), torch.zeros_like(down)
         grad = grads[0].contiguous()
         library()("fo_experts_backward", grad, x, N, D, F_, E, K, weights, *packed, *kept, *results)

@@ -93,6 +93,7 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
             }
         }
         round_rows(rounding.inputs, heads, count, H * d);
+        // `normed` is free again: the qkv product has read it.
         product(heads, count, w.o, H * d, D, normed);
         round_rows(rounding.outputs, normed, count, D);
         for (long i = 0; i < count * D; i++) x[start * D + i] = normed[i] + x[start * D + i];
@@ -142,6 +143,7 @@ static void mlp_half(const Sizes& m, const LayerWeights& w, const Rounding& roun
         ends.resize(m.E);
         slots.resize(N * m.K);
         ExpertRows rows = {ends.data(), slots.data(), gate_up};
+        // One thread: a part may start no loop of its own, and without `keeps` all experts share one chunk.
         experts(1, seen, N, D, m.F, m.E, m.K, ids, weights, w.gate_up, w.down, rows, false, out, rounding);
     }
     if (w.plain_gate_up) plain_mlp(m, w, rounding, N, seen, w.router ? extra : out);

@@ -47,6 +47,7 @@ static inline void tile(const float* const* x, const float* panel, long inner, f
             store(out[r] + first, left[r]);
             store(out[r] + first + LANES, right[r]);
         } else {
+            // Through a buffer: the row of `out` ends within this panel.
             float both[PANEL];
             store(both, left[r]);
             store(both + LANES, right[r]);

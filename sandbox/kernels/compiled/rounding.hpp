@@ -88,6 +88,7 @@ static inline void round_block(const Step& step, float* x, long width) {
         each(x, width, fp8_e4m3);
     } else if (step.format == FP8_E4M3) {
         Lanes scale = splat(scale_of(x, width, 448.0f));
+        // A division, as in formats.py: times 1 / scale would round otherwise.
         each(x, width, [scale](Lanes part) { return fp8_e4m3(part / scale) * scale; });
     } else {
         Lanes scale = splat(scale_of(x, width, 127.0f));

@@ -19,6 +19,7 @@ static void keep_largest(std::vector<Candidate>& all, long count) {
     auto larger = [](const Candidate& a, const Candidate& b) {
         return (std::isnan(a.first) && !std::isnan(b.first)) || a.first > b.first;
     };
+    // torch's own threshold between the two algorithms.
     if (count * 64 <= (long)all.size())
         std::partial_sort(all.begin(), all.begin() + count, all.end(), larger);
     else
@@ -52,8 +53,10 @@ static bool take_largest(float* values, long width, long count, int64_t* places)
         total += reach[i];
         odd += nans[i];
     }
+    // A least of -inf reaches the padding too; then the slower way decides.
     if (total != count || odd) return false;
     for (long e = 0, k = 0; k < count; e++) {
+        // Written before it is known to count: the next one overwrites a wrong place.
         places[k] = e;
         k += values[e] >= least[0];
     }
@@ -100,6 +103,7 @@ static void select(const float* logits, const float* scores, const float* bias, 
                    float* choosing, std::vector<Candidate>& work, int64_t* experts) {
     const float* base = gate.is_after ? logits : scores;
     for (long e = 0; e < E; e++) choosing[e] = bias ? base[e] + bias[e] : base[e];
+    // As `_left_out` of theory/routing/gates.py, which says why.
     float left_out = gate.is_sigmoid || gate.is_after || bias ? -INFINITY : 0.0f;
     if (gate.num_top_groups < gate.num_groups) keep_top_groups(choosing, E, gate, left_out, work);
     if (take_largest(choosing, E, K, experts)) return;

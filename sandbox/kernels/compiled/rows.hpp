@@ -19,6 +19,7 @@ static inline float rms_norm(const float* x, const float* weight, long width, fl
         squares = fma(rest, rest, squares);
     }
     float scale = 1.0f / std::sqrt(sum(squares) / (float)width + eps);
+    // `out` may be x: the scale has read all of it.
     for (i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
     return scale;
 }

@@ -24,6 +24,7 @@ static void attend_sequence(const SelfAttention& a, long b, float* out) {
     long H = a.m.H, h = a.m.h, d = a.m.d, G = H / h;
     float* row = scratch.take(a.wide());
     for (long n = b * a.S; n < (b + 1) * a.S; n++) {
+        // A copy: `normalise` writes in place, and the gradient needs qkv as it was.
         std::memcpy(row, a.qkv + n * a.wide(), a.wide() * sizeof(float));
         normalise(a.m, a.w, row);
         const float *cos = a.cos + a.table(n), *sin = a.sin + a.table(n);
@@ -69,6 +70,7 @@ static void attend_sequence_backward(const SelfAttention& a, const float* g, lon
     static thread_local Scratch scratch;
     long H = a.m.H, h = a.m.h, d = a.m.d, S = a.S, P = a.P, G = H / h, keys = h * P * d, stop = S;
     static thread_local std::vector<int64_t> seen;
+    // Kept from call to call: the counts are those of every sequence.
     for (long s = seen.size(); s < S; s++) seen.push_back(s + 1);
     // Stop after the last row with a gradient: attention is causal, so later keys get none.
     while (stop && is_zero(g + (b * S + stop - 1) * H * d, H * d)) stop--;

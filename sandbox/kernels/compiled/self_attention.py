@@ -37,6 +37,7 @@ class _SelfAttention(Function):
         P = -(-S // LANES) * LANES
         sizes = B, S, H, h, d, P, QK_NORMS.index(config.qk_norm), cos.numel() // ((H + h) * d), config.norm_eps, d**-0.5
         inputs = qkv, *(None if t is None else plain(t) for t in (q_norm, k_norm)), plain(cos), plain(sin)
+        # Uninitialised: keys from S to P are read, but their scores are overwritten (attention.hpp).
         kept = (
             qkv.new_empty(B, S, H, d),
             qkv.new_empty(B, h, P, d),

@@ -25,6 +25,7 @@ class Pool {
             for (long p = 0; p < parts; p++) work(p);
             return;
         }
+        // No helper reads it here: the run before waited until none was inside.
         next_ = 0;
         {
             std::lock_guard<std::mutex> guard(lock_);

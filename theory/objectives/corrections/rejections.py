@@ -272,6 +272,7 @@ FORMULAS = {"k2": "(log rho_{0})^2 / 2", "k3": "(rho_{0} - 1 - log rho_{0})"}
 
 def _estimates(estimator: str, log_rho_BT: Tensor) -> Tensor:
     """k2 or k3 of KL(mu || old) of each token, nats; 0 off the response."""
+    # Against zeros, as the estimators see the difference alone; off the response it is 0 - 0.
     return divergences.ESTIMATORS[estimator](log_rho_BT, torch.zeros_like(log_rho_BT))
 
 

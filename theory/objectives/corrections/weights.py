@@ -204,6 +204,7 @@ class IcePop(Correction):
         return f"{self._gap()} 1[{self.lo:g} <= {self._gap()} <= {self.hi:g}]"
 
     def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+        # By `truncated`, so that the weight and its metric agree on a token at the bound.
         return torch.where(self.truncated(log_gap_BT, is_response_BT), -math.inf, log_gap_BT)
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:

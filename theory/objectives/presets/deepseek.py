@@ -45,6 +45,7 @@ class SequenceMask(MinClip):
 
     def masked(self, tokens: Tokens, advantages_B1: Float[Tensor, "B _T"]) -> Bool[Tensor, "B _T"]:
         """True for the responses that add nothing."""
+        # Detached: M is decided by pi, and is no path for its gradient.
         gap_BT = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT)
         length_B1 = tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)
         return (advantages_B1 < 0) & (-gap_BT.sum(1, keepdim=True) / length_B1 > self.delta)

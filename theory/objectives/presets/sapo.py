@@ -53,6 +53,7 @@ class SoftGate:
         tau_B1 = pick(advantages_B1 > 0, self.tau_pos, self.tau_neg, like=log_ratio_BT)
         # In logarithms: r may overflow where the gate and its slope are finite.
         log_BT = log_ratio_BT.detach()
+        # expm1 of log r: r - 1 would lose the digits of a ratio near 1.
         z_BT = tau_B1 * log_BT.expm1()
         gate = Factor.exp(math.log(4) - tau_B1.log() + logsigmoid(z_BT))
         slope = Factor.exp(or_zero(math.log(4) + logsigmoid(z_BT) + logsigmoid(-z_BT) + log_BT))

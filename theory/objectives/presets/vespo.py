@@ -53,6 +53,7 @@ class GammaKernel:
 
     def kernel(self, tokens: Tokens, advantages_B1: Float[Tensor, "B _T"]) -> Factor:
         """phi(W) of each response, (B, 1); a constant."""
+        # Log-probabilities are 0 off the mask, so that the sum is over the response's tokens.
         log_W_B1 = log_ratio(tokens.logp_pi_BT.detach(), tokens.logp_mu_BT).sum(1, keepdim=True)
         k_B1 = pick(advantages_B1 >= 0, self.k_pos, self.k_neg, like=log_W_B1)
         decay_B1 = pick(advantages_B1 >= 0, self.lambda_pos, self.lambda_neg, like=log_W_B1)

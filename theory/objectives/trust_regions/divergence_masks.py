@@ -81,6 +81,7 @@ class DivergenceMask(Widths):
         anchor_BT = tokens.logp_mu_BT if self.anchor == "mu" else tokens.logp_old_BT
         eps_B1 = torch.where(advantages_B1 > 0, self.eps_high, self.eps_low)
         far_BT = self.too_far(tokens, anchor_BT, eps_B1)
+        # Strict: a token at the anchor has not moved, and no bound stops it.
         up_BT, down_BT = tokens.logp_pi_BT > anchor_BT, tokens.logp_pi_BT < anchor_BT
         return far_BT & up_BT & (advantages_B1 > 0), far_BT & down_BT & (advantages_B1 < 0)
 
@@ -175,6 +176,7 @@ class CPPO(DivergenceMask):
 
     def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
         """True where the weighted divergence exceeds eps, or eps less the prefix's overspent budget."""
+        # Off the mask both log-probabilities are 0, so that the prefix spends nothing there.
         divergence_BT = binary_tv(tokens.logp_pi_BT, logp_anchor_BT)
         weight_BT = self.position_weights(tokens.is_response_BT, divergence_BT)
         spent_BT = weight_BT * divergence_BT

@@ -100,6 +100,7 @@ def held_ratio(
     ratio_BT = log_ratio_BT.detach().exp()
     high_BT, low_BT = region.clipped(tokens, ratio_BT, advantages_B1)
     bound_BT = times(weight.value_BT, region.held(tokens, ratio_BT, advantages_B1) * advantages_B1)
+    # With A = 0 nothing moves, but a nan stays in the term, so that it stops the run.
     idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
     moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
     # Where the term is flat its ratio is masked before the exponential: 0 times an infinite slope would be nan.
