@@ -125,7 +125,8 @@ class _Measured:
     def estimate(self, level: tuple[float, float], objective: AuditObjective, group: Group) -> Estimate:
         key = (level, objective.name, group)
         if key not in self._estimates:
-            # A stream per cell, named by its keys: sampled groups do not depend on the order of cases or on a resume.
+            # Named by the case and not by order: a resume samples the same groups. Two sizes of groups share their
+            # random numbers.
             names = [str(value) for value in self.case.keys.values()]
             generator = stream(self.seed, "audit", "groups", *names, objective.name, *map(str, level))
             built: Objective = objective.build()

@@ -101,9 +101,10 @@ class SandboxEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """Samples `num_responses` responses per prompt by inverse transform from the distribution at `temperature`.
 
-        Response b uses only row b of the sampling stream, or its own stream if it has one, so that it does not depend
-        on other responses. If stale weights are switched, the newest weights sample from the switch's position on, and
-        nothing goes to the prefix cache.
+        At temperature 0 every token is the likeliest, scored at temperature 1. Response b uses only row b of the
+        sampling stream, or its own stream if it has one, so that it does not depend on other responses. If stale
+        weights are switched, the newest weights sample from the switch's position on, and nothing goes to the prefix
+        cache.
         """
         self.check_loaded("generate")
         with self._held():
@@ -121,8 +122,10 @@ class SandboxEngine:
         prefixes = None if switch is not None else self.prefixes
         active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
         for t in range(T):
-            tokens_A = self._sample(self.drawn(logits_AV, sampling.temperature), draws_BT[active_A, t])
-            logits_AV = self.scored(logits_AV, sampling.temperature)
+            drawn_AV = self.drawn(logits_AV, sampling.scored_temperature)
+            is_greedy = sampling.temperature == 0
+            tokens_A = drawn_AV.argmax(-1) if is_greedy else self._sample(drawn_AV, draws_BT[active_A, t])
+            logits_AV = self.scored(logits_AV, sampling.scored_temperature)
             # Ended rows are written too; `rollouts_of` reads each response only up to its length.
             buffers.tokens_BT[active_A, t] = tokens_A
             # In the logits' own dtype, as the trainer scores: the draw's float64 would break trainer == engine.

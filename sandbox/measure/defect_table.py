@@ -148,8 +148,9 @@ class Bench:
             temperature=self.algorithm.temperature,
             seed=derive_seed(self.config.seed, "defects", draw),
         )
-        # Beyond the numbers that NUM_STEPS training steps take, with one round of problems each.
-        return engine.generate(self.task.prompts(NUM_STEPS + draw, self.algorithm.num_prompts), sampling)
+        # Beyond the numbers that NUM_STEPS training steps take.
+        first = NUM_STEPS * self.algorithm.dynamic_sampling_rounds
+        return engine.generate(self.task.prompts(first + draw, self.algorithm.num_prompts), sampling)
 
     def rung(self, name: str, num_seeds: int) -> DefectRow:
         """The engine of that name against the trainer."""

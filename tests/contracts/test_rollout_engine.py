@@ -94,6 +94,16 @@ def test_features_are_drawn_evenly_over_the_response(rollouts):
         assert set(rows) <= set(own)
 
 
+def test_greedy_decoding_takes_the_likeliest_token(engine):
+    """At temperature 0 every token is mu's likeliest, and logp_mu is that of temperature 1."""
+    sampling = Sampling(max_tokens=8, num_responses=2, temperature=0.0, seed=0, num_top=1)
+    found = engine.generate(worlds.prompts(), sampling)
+    assert found.temperature == 1 and found.top is not None
+    for b, response in enumerate(found.responses):
+        ids, logp = found.top.rows(b)
+        assert torch.equal(ids[:, 0].long(), response.tokens) and torch.equal(logp[:, 0], response.logp_mu)
+
+
 def test_greedy_limit_takes_the_most_likely_token(engine):
     """As the temperature goes to 0 the sampled tokens' log-probs exceed those at temperature 1 on average."""
     cold = engine.generate(worlds.prompts(), Sampling(max_tokens=8, num_responses=8, temperature=1e-4, seed=0))
