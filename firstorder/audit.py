@@ -47,14 +47,14 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
     command continues a killed audit after its last case.
     """
-    from firstorder.casework import stored_config
+    from firstorder.casework import stored_config, write_page
+    from firstorder.options import require_folder_of
     from lab.audit.records import FILE, PAGE, newest, read
     from lab.config.load import to_yaml
     from lab.files import atomic_write
     from lab.strict import ConfigError
 
-    if markdown is not None and not markdown.parent.is_dir():
-        raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")
+    require_folder_of("--markdown", markdown)
     finished = newest(Path(config)) if Path(config).is_dir() else None
     if finished is None:
         audit_config = _config(*_words([config, *context.args]))
@@ -68,8 +68,10 @@ def audit(
     folder = _run(audit_config, progress) if finished is None else _folder(finished)
     frame = read(folder.path / FILE)
     _show(frame)
+    from lab.audit.page import render
+
     page = folder.path / PAGE
-    atomic_write(page, _page(audit_config, folder, frame))
+    write_page(page, partial(render, audit_config), frame)
     if markdown is not None:
         from lab.audit.study import study
 
@@ -117,23 +119,9 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunF
 
 def _show(frame: pd.DataFrame) -> None:
     """Prints the tables, and a line on the rows that they leave out."""
-    from rich.console import Console
-
+    from firstorder.casework import print_tables
     from lab.audit.table import shown, terminal_tables
 
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own
-        console = Console(highlight=False, width=140)
-    for table in terminal_tables(frame):
-        console.print(table)
+    console = print_tables(terminal_tables(frame))
     if words := shown(frame)[1]:
         console.print(words)
-
-
-def _page(config: AuditConfig, folder: RunFolder, frame: pd.DataFrame) -> str:
-    import json
-
-    from lab.audit.page import render
-
-    manifest = json.loads((folder.path / "manifest.json").read_text())
-    return render(config, frame, manifest, (folder.path / "config.yaml").read_text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -11,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
 
     from lab.casebook import Recorded, Rows
     from lab.records import RunFolder
@@ -69,6 +71,28 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
     return folder
 
 
+def print_tables(tables: Iterable[Table]) -> Console:
+    """Prints the tables, and returns the console for the words below them."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(highlight=False, width=140)
+    for table in tables:
+        console.print(table)
+    return console
+
+
+def write_page(page: Path, render: Callable[[pd.DataFrame, Mapping[str, Any], str], str], frame: pd.DataFrame) -> None:
+    """Writes the page of the records in whose folder it lies."""
+    import json
+
+    from lab.files import atomic_write
+
+    manifest = json.loads((page.parent / "manifest.json").read_text())
+    atomic_write(page, render(frame, manifest, (page.parent / "config.yaml").read_text()))
+
+
 def stored_config(finished: Path, fields: Sequence[str]) -> Path:
     """The config of finished records; ConfigError where the command sets a field of it, which no case would follow."""
     from lab.strict import ConfigError
@@ -80,4 +104,4 @@ def stored_config(finished: Path, fields: Sequence[str]) -> Path:
     return finished.parent / "config.yaml"
 
 
-__all__ = ["Enumerate", "Progress", "Records", "enumerated", "stored_config"]
+__all__ = ["Enumerate", "Progress", "Records", "enumerated", "print_tables", "stored_config", "write_page"]
