@@ -49,15 +49,18 @@ def audit(
     """
     from firstorder.casework import stored_config, write_page
     from firstorder.options import require_folder_of
-    from lab.audit.records import FILE, PAGE, newest, read
+    from firstorder.train import split
+    from lab.audit.records import FILE, PAGE, read
+    from lab.casebook import newest
     from lab.config.load import to_yaml
     from lab.files import atomic_write
+    from lab.records import RunFolder
     from lab.strict import ConfigError
 
     require_folder_of("--markdown", markdown)
-    finished = newest(Path(config)) if Path(config).is_dir() else None
+    finished = newest(Path(config), FILE) if Path(config).is_dir() else None
     if finished is None:
-        audit_config = _config(*_words([config, *context.args]))
+        audit_config = _config(*split([config, *context.args]))
     else:
         audit_config = _config(str(stored_config(finished, context.args)), [])
     if print_config:
@@ -65,7 +68,7 @@ def audit(
         return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
-    folder = _run(audit_config, progress) if finished is None else _folder(finished)
+    folder = _run(audit_config, progress) if finished is None else RunFolder.open(finished.parent)
     frame = read(folder.path / FILE)
     _show(frame)
     from lab.audit.page import render
@@ -79,12 +82,6 @@ def audit(
     typer.echo(page)
 
 
-def _words(words: list[str]) -> tuple[str, list[str]]:
-    from firstorder.train import split
-
-    return split(words)
-
-
 def _config(path: str, overrides: list[str]) -> AuditConfig:
     """The config; the sandbox is imported only where its `backend:` names it."""
     from lab.audit.config import load_config
@@ -95,12 +92,6 @@ def _config(path: str, overrides: list[str]) -> AuditConfig:
         return SandboxAudit
 
     return load_config(path, overrides, sandbox)
-
-
-def _folder(finished: Path) -> RunFolder:
-    from lab.records import RunFolder
-
-    return RunFolder.open(finished.parent)
 
 
 def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunFolder:

@@ -24,13 +24,7 @@ class Records(Protocol):
     """The module that keeps a study's records."""
 
     @property
-    def create(self) -> Callable[[Recorded], RunFolder]: ...
-    @property
-    def resumable(self) -> Callable[[Any], RunFolder | None]: ...
-    @property
-    def kept_cases(self) -> Callable[[RunFolder], list[Rows]]: ...
-    @property
-    def keep_case(self) -> Callable[[RunFolder, Rows], None]: ...
+    def FILE(self) -> str: ...
     @property
     def write(self) -> Callable[[RunFolder, pd.DataFrame], Path]: ...
 
@@ -45,6 +39,7 @@ class Enumerate(Protocol):
 
 def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, progress: Progress) -> RunFolder:
     """The folder of the records, with every case enumerated; an unfinished folder is continued."""
+    from lab import casebook
     from lab.progress import progress_of
 
     shown = None
@@ -56,14 +51,14 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
         if shown is not None:
             shown.show(done, words)
 
-    unfinished = records.resumable(config)
-    folder = unfinished or records.create(config)
+    unfinished = casebook.resumable(config, records.FILE)
+    folder = unfinished or casebook.create(config)
     with folder.hold():
-        former = records.kept_cases(folder)
+        former = casebook.kept_cases(folder)
         if unfinished is not None:
             typer.echo(f"continuing in {folder.path}, where {len(former)} cases are done", err=True)
         try:
-            frame = enumerate_all(report=report, former=former, keep=partial(records.keep_case, folder))
+            frame = enumerate_all(report=report, former=former, keep=partial(casebook.keep_case, folder))
         finally:
             if shown is not None:
                 shown.close()

@@ -48,6 +48,7 @@ def flow(
     from firstorder.casework import enumerated, stored_config, write_page
     from firstorder.options import require_folder_of
     from firstorder.train import split
+    from lab.casebook import newest
     from lab.config.load import to_yaml
     from lab.files import atomic_write
     from lab.flow import records
@@ -56,7 +57,7 @@ def flow(
     from lab.records import RunFolder
 
     require_folder_of("--csv", csv)
-    finished = records.newest(Path(config)) if Path(config).is_dir() else None
+    finished = newest(Path(config), records.FILE) if Path(config).is_dir() else None
     if finished is None:
         flow_config = load_config(*split([config, *context.args]), sandbox=_sandbox_schema)
     else:
