@@ -47,17 +47,20 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
     command continues a killed audit after its last case.
     """
-    from firstorder.casework import stored_config
-    from lab.audit.records import FILE, PAGE, newest, read
+    from firstorder.casework import stored_config, write_page
+    from firstorder.options import require_folder_of
+    from firstorder.train import split
+    from lab.audit.records import FILE, PAGE, read
+    from lab.casebook import newest
     from lab.config.load import to_yaml
     from lab.files import atomic_write
+    from lab.records import RunFolder
     from lab.strict import ConfigError
 
-    if markdown is not None and not markdown.parent.is_dir():
-        raise ConfigError(f"--markdown: expected a file in a folder that exists, got {markdown}")
-    finished = newest(Path(config)) if Path(config).is_dir() else None
+    require_folder_of("--markdown", markdown)
+    finished = newest(Path(config), FILE) if Path(config).is_dir() else None
     if finished is None:
-        audit_config = _config(*_words([config, *context.args]))
+        audit_config = _config(*split([config, *context.args]))
     else:
         audit_config = _config(str(stored_config(finished, context.args)), [])
     if print_config:
@@ -65,22 +68,18 @@ def audit(
         return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
-    folder = _run(audit_config, progress) if finished is None else _folder(finished)
+    folder = _run(audit_config, progress) if finished is None else RunFolder.open(finished.parent)
     frame = read(folder.path / FILE)
     _show(frame)
+    from lab.audit.page import render
+
     page = folder.path / PAGE
-    atomic_write(page, _page(audit_config, folder, frame))
+    write_page(page, partial(render, audit_config), frame)
     if markdown is not None:
         from lab.audit.study import study
 
         atomic_write(markdown, study(audit_config, frame))
     typer.echo(page)
-
-
-def _words(words: list[str]) -> tuple[str, list[str]]:
-    from firstorder.train import split
-
-    return split(words)
 
 
 def _config(path: str, overrides: list[str]) -> AuditConfig:
@@ -93,12 +92,6 @@ def _config(path: str, overrides: list[str]) -> AuditConfig:
         return SandboxAudit
 
     return load_config(path, overrides, sandbox)
-
-
-def _folder(finished: Path) -> RunFolder:
-    from lab.records import RunFolder
-
-    return RunFolder.open(finished.parent)
 
 
 def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunFolder:
@@ -117,23 +110,9 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunF
 
 def _show(frame: pd.DataFrame) -> None:
     """Prints the tables, and a line on the rows that they leave out."""
-    from rich.console import Console
-
+    from firstorder.casework import print_tables
     from lab.audit.table import shown, terminal_tables
 
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own
-        console = Console(highlight=False, width=140)
-    for table in terminal_tables(frame):
-        console.print(table)
+    console = print_tables(terminal_tables(frame))
     if words := shown(frame)[1]:
         console.print(words)
-
-
-def _page(config: AuditConfig, folder: RunFolder, frame: pd.DataFrame) -> str:
-    import json
-
-    from lab.audit.page import render
-
-    manifest = json.loads((folder.path / "manifest.json").read_text())
-    return render(config, frame, manifest, (folder.path / "config.yaml").read_text())

@@ -32,9 +32,9 @@ def bench(
       firstorder bench --compile
       firstorder bench --threads 2 --rounds 9 --out bench.json
     """
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"--out: expected a file in a folder that exists, got {out}")
+    from firstorder.options import require_folder_of
 
+    require_folder_of("--out", out)
     from rich.console import Console
 
     from lab.files import atomic_write

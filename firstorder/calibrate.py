@@ -27,22 +27,17 @@ def calibrate(
       firstorder calibrate slime/train_12_0.pt configs/arithmetic.yaml --out engine.yaml
       firstorder calibrate step-000070.safetensors configs/arithmetic.yaml --algorithm.batch.num_prompts 16
     """
+    from firstorder.options import require_folder_of
     from firstorder.train import split
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
+    from firstorder.worlds import sandbox_run
     from lab.doctor.importers import load_trace
     from lab.files import atomic_write
     from lab.markdown import markdown_table
-    from lab.strict import ConfigError
-    from sandbox.config import SandboxRun
 
     trace, rest = split([trace, config, *context.args])
     path, overrides = split(rest, "CONFIG, the file of a run")
-    run_config = load(path, overrides, Schemas())
-    if not isinstance(run_config, SandboxRun):
-        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    run_config = sandbox_run(path, overrides)
+    require_folder_of("--out", out)
     known = load_trace(Path(trace))
     # Slow to import, hence after all checks of the options.
     from sandbox.measure.calibrate import Calibration, target_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -11,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
+    from rich.table import Table
 
     from lab.casebook import Recorded, Rows
     from lab.records import RunFolder
@@ -22,13 +24,7 @@ class Records(Protocol):
     """The module that keeps a study's records."""
 
     @property
-    def create(self) -> Callable[[Recorded], RunFolder]: ...
-    @property
-    def resumable(self) -> Callable[[Any], RunFolder | None]: ...
-    @property
-    def kept_cases(self) -> Callable[[RunFolder], list[Rows]]: ...
-    @property
-    def keep_case(self) -> Callable[[RunFolder, Rows], None]: ...
+    def FILE(self) -> str: ...
     @property
     def write(self) -> Callable[[RunFolder, pd.DataFrame], Path]: ...
 
@@ -43,6 +39,7 @@ class Enumerate(Protocol):
 
 def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, progress: Progress) -> RunFolder:
     """The folder of the records, with every case enumerated; an unfinished folder is continued."""
+    from lab import casebook
     from lab.progress import progress_of
 
     shown = None
@@ -54,19 +51,41 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
         if shown is not None:
             shown.show(done, words)
 
-    unfinished = records.resumable(config)
-    folder = unfinished or records.create(config)
+    unfinished = casebook.resumable(config, records.FILE)
+    folder = unfinished or casebook.create(config)
     with folder.hold():
-        former = records.kept_cases(folder)
+        former = casebook.kept_cases(folder)
         if unfinished is not None:
             typer.echo(f"continuing in {folder.path}, where {len(former)} cases are done", err=True)
         try:
-            frame = enumerate_all(report=report, former=former, keep=partial(records.keep_case, folder))
+            frame = enumerate_all(report=report, former=former, keep=partial(casebook.keep_case, folder))
         finally:
             if shown is not None:
                 shown.close()
         records.write(folder, frame)
     return folder
+
+
+def print_tables(tables: Iterable[Table]) -> Console:
+    """Prints the tables, and returns the console for the words below them."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(highlight=False, width=140)
+    for table in tables:
+        console.print(table)
+    return console
+
+
+def write_page(page: Path, render: Callable[[pd.DataFrame, Mapping[str, Any], str], str], frame: pd.DataFrame) -> None:
+    """Writes the page of the records in whose folder it lies."""
+    import json
+
+    from lab.files import atomic_write
+
+    manifest = json.loads((page.parent / "manifest.json").read_text())
+    atomic_write(page, render(frame, manifest, (page.parent / "config.yaml").read_text()))
 
 
 def stored_config(finished: Path, fields: Sequence[str]) -> Path:
@@ -80,4 +99,4 @@ def stored_config(finished: Path, fields: Sequence[str]) -> Path:
     return finished.parent / "config.yaml"
 
 
-__all__ = ["Enumerate", "Progress", "Records", "enumerated", "stored_config"]
+__all__ = ["Enumerate", "Progress", "Records", "enumerated", "print_tables", "stored_config", "write_page"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -36,48 +37,22 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: the examples keep their line breaks, and start-up does not import rich
     invoke_without_command=True,
 )
+# A command that takes every field of its config as an option; only the config's schema knows which ones exist.
+with_fields = partial(app.command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 # Each command imports its packages inside its function, so that --help needs neither torch nor Ray.
-# `train` takes every field of the config as an option; only the config's schema knows which ones exist.
-app.command(
-    short_help="Train one model as a config says.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(train)
-app.command(
-    short_help="Compare objectives' gradients with the true one, by enumeration.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(audit)
+with_fields(short_help="Train one model as a config says.")(train)
+with_fields(short_help="Compare objectives' gradients with the true one, by enumeration.")(audit)
 app.command(short_help="List the configs that come with firstorder.")(configs)
-app.command(
-    short_help="Train by exact expected updates: the effect of bias alone.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(flow)
+with_fields(short_help="Train by exact expected updates: the effect of bias alone.")(flow)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
-app.command(
-    short_help="State the needs of a cluster run, and whether it fits, without a GPU.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(plan)
-app.command(
-    short_help="Write the script that starts a cluster run: Slurm or Ray.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(launch)
-app.command(
-    short_help="Measure vLLM engines of every precision against the training engine.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(ladder)
-app.command(
-    short_help="Measure the sandbox's engine defects against the training engine.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(defects)
+with_fields(short_help="State the needs of a cluster run, and whether it fits, without a GPU.")(plan)
+with_fields(short_help="Write the script that starts a cluster run: Slurm or Ray.")(launch)
+with_fields(short_help="Measure vLLM engines of every precision against the training engine.")(ladder)
+with_fields(short_help="Measure the sandbox's engine defects against the training engine.")(defects)
 app.command(short_help="Diagnose a pair of engines from a trace.")(doctor)
-app.command(
-    short_help="Set the sandbox's dials so that its engine is as far off as a trace's.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(calibrate)
-app.command(
-    short_help="Keep the problems of a file that a model solves sometimes.",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(filter)
+with_fields(short_help="Set the sandbox's dials so that its engine is as far off as a trace's.")(calibrate)
+with_fields(short_help="Keep the problems of a file that a model solves sometimes.")(filter)
 app.command(short_help="Try the papers' findings again, with computed verdicts.")(reproduce)
 app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)

@@ -30,20 +30,15 @@ def defects(
       firstorder defects configs/demo_scaled/model.yaml --out docs/engine-defects.md
       firstorder defects configs/arithmetic.yaml --seeds 4 --rung exact --rung 'router noise 0.1'
     """
+    from firstorder.options import require_folder_of
     from firstorder.train import split
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
+    from firstorder.worlds import sandbox_run
     from lab.files import atomic_write
-    from lab.strict import ConfigError
-    from sandbox.config import SandboxRun
 
     words = [config, *context.args]
     path, overrides = split(words)
-    run_config = load(path, overrides, Schemas())
-    if not isinstance(run_config, SandboxRun):
-        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    run_config = sandbox_run(path, overrides)
+    require_folder_of("--out", out)
     # Slow to import, hence after all checks of the options.
     from sandbox.measure.defect_page import page
     from sandbox.measure.defect_table import REPEATED, RUNGS, Bench, check_rungs

@@ -179,10 +179,10 @@ def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, 
 
 def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) -> None:
     """Raises ConfigError for options that do not fit the named paths."""
+    from firstorder.options import require_folder_of
     from lab.strict import ConfigError
 
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    require_folder_of("--out", out)
     folders = [path for path in paths if path.is_dir()]
     if out is not None and folders and len(paths) > 1:
         raise ConfigError(f"--out: expected one folder, or traces alone, got {folders[0]} among {len(paths)} paths")

@@ -36,7 +36,9 @@ def export(
       firstorder export runs/demo-r3 --to runs/trained-model
       firstorder export runs/scaled-demo-bf16-r3 --step 4 --to runs/trained-on-the-cluster
     """
-    config, folder = _opened(_newest(source))
+    from lab.records import run_folders
+
+    config, folder = _opened(run_folders(source)[-1])
     if config.backend == "scaled":
         what, written = _of_the_cluster(source, config, folder, step, to)
     else:
@@ -84,10 +86,3 @@ def _opened(path: Path) -> tuple[RunConfig, RunFolder | None]:
 
     folder = RunFolder.open(path) if path.is_dir() else None
     return load(path if folder is None else folder.path / "config.yaml", [], Schemas()), folder
-
-
-def _newest(path: Path) -> Path:
-    """The path itself, or the newest run folder in it where it is a folder of runs."""
-    # Run folders are named by their UTC time: the last by name is the newest.
-    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-    return inside[-1] if inside and not (path / "config.yaml").is_file() else path

@@ -38,17 +38,12 @@ def filter(
     kept rows, unchanged). A killed filter continues where it stopped; measured rates are reused for any band.
     """
     from firstorder.train import split
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
+    from firstorder.worlds import sandbox_run
     from lab.filtering import Band
-    from lab.strict import ConfigError
-    from sandbox.config import SandboxRun
 
     path, rest = split([config, data, *context.args])
     data, overrides = split(rest, "DATA, the file of problems")
-    run_config = load(path, overrides, Schemas())
-    if not isinstance(run_config, SandboxRun):
-        raise ConfigError(f"{path}: backend: expected a config of the sandbox, got {run_config.backend}")
+    run_config = sandbox_run(path, overrides)
     band = Band(min_pass_rate, max_pass_rate)
     from sandbox.measure.filtering import filter_data
 

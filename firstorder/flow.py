@@ -45,19 +45,19 @@ def flow(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. The same
     command continues a killed flow after its last case (a problem under an engine error).
     """
-    from firstorder.casework import enumerated, stored_config
+    from firstorder.casework import enumerated, stored_config, write_page
+    from firstorder.options import require_folder_of
     from firstorder.train import split
+    from lab.casebook import newest
     from lab.config.load import to_yaml
     from lab.files import atomic_write
     from lab.flow import records
     from lab.flow.config import load_config
     from lab.flow.run import flow as train_all
     from lab.records import RunFolder
-    from lab.strict import ConfigError
 
-    if csv is not None and not csv.parent.is_dir():
-        raise ConfigError(f"--csv: expected a file in a folder that exists, got {csv}")
-    finished = records.newest(Path(config)) if Path(config).is_dir() else None
+    require_folder_of("--csv", csv)
+    finished = newest(Path(config), records.FILE) if Path(config).is_dir() else None
     if finished is None:
         flow_config = load_config(*split([config, *context.args]), sandbox=_sandbox_schema)
     else:
@@ -71,8 +71,10 @@ def flow(
         folder = RunFolder.open(finished.parent)
     frame = records.read(folder.path / records.FILE)
     _show(frame)
+    from lab.flow.page import render
+
     page = folder.path / records.PAGE
-    atomic_write(page, _page(flow_config, folder.path, frame))
+    write_page(page, partial(render, flow_config), frame)
     if csv is not None:
         atomic_write(csv, frame.to_csv(index=False))
     typer.echo(page)
@@ -95,24 +97,10 @@ def _world(config: FlowConfig) -> World | None:
 
 def _show(frame: pd.DataFrame) -> None:
     """Prints the ends of all runs in tables, and the findings in sentences."""
-    from rich.console import Console
-
+    from firstorder.casework import print_tables
     from lab.flow.table import terminal_tables
     from lab.flow.words import headline, sentences
 
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width of its own
-        console = Console(highlight=False, width=140)
-    for table in terminal_tables(frame):
-        console.print(table)
+    console = print_tables(terminal_tables(frame))
     for words in (headline(frame), *sentences(frame)):
         console.print(words, markup=False)
-
-
-def _page(config: FlowConfig, folder: Path, frame: pd.DataFrame) -> str:
-    import json
-
-    from lab.flow.page import render
-
-    manifest = json.loads((folder / "manifest.json").read_text())
-    return render(config, frame, manifest, (folder / "config.yaml").read_text())

@@ -32,13 +32,12 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --seeds 8 --training.precision fp32
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
+    from firstorder.options import require_folder_of
     from firstorder.plan import read_config
     from lab.files import atomic_write
-    from lab.strict import ConfigError
 
     _, _, run_config = read_config([config, *context.args])
-    if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    require_folder_of("--out", out)
     # Slow to import, hence after all checks of the options.
     from scaled.ladder import RUNGS, Missing, climb, markdown
 

@@ -38,6 +38,7 @@ def launch(
       firstorder launch configs/scaled/minirl/n8_r3.yaml --kind slurm --partition gpu --time 2-00:00:00 --out run.sbatch
       firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --seed 1 --out submit.sh
     """
+    from firstorder.options import require_folder_of
     from firstorder.plan import read_config
     from lab.files import atomic_write
     from lab.strict import ConfigError
@@ -52,7 +53,6 @@ def launch(
     if out is None:
         typer.echo(text, nl=False)
         return
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in a folder that exists, got {out}")
+    require_folder_of("--out", out)
     atomic_write(out, text)
     typer.echo(out)

@@ -192,16 +192,10 @@ def _rates(run: str) -> tuple[Rates, tuple[int, int]]:
 def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:
     """The config's path, the overrides around it, and the config; ConfigError where it is not one of the cluster."""
     from firstorder.train import split
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
-    from lab.strict import ConfigError
-    from scaled.config import ScaledRun
+    from firstorder.worlds import cluster_run
 
     path, overrides = split(words)
-    config = load(path, overrides, Schemas())
-    if not isinstance(config, ScaledRun):
-        raise ConfigError(f"{path}: backend: expected a config of the cluster (scaled), got {config.backend}")
-    return path, overrides, config
+    return path, overrides, cluster_run(path, overrides)
 
 
 def _with_dry_run(plan: Plan) -> Plan:

@@ -39,19 +39,17 @@ def promote(
       firstorder promote runs/a/*-1f* runs/b/*-2e* --to target.yaml > promoted.yaml
       firstorder promote runs/one --to target.yaml --allow-unstable "a dry run of the launch"
     """
-    from firstorder.worlds import Schemas
-    from lab.config.load import load, to_yaml
+    from firstorder.worlds import Schemas, cluster_run
+    from lab.config.load import to_yaml
     from lab.files import atomic_write
+    from lab.records import run_folders
     from lab.strict import ConfigError, validate
     from scaled.config import ScaledRun
     from scaled.promote import promote as promoted_by
     from scaled.promotion_runs import read_run
 
-    target = load(to, [], Schemas())
-    if not isinstance(target, ScaledRun):
-        raise ConfigError(f"{to}: backend: expected a config of the cluster (scaled), got {target.backend}")
-    folders = [folder for path in runs for folder in _run_folders(path)]
-    read = [read_run(folder, Schemas()) for folder in folders]
+    target = cluster_run(to)
+    read = [read_run(folder, Schemas()) for path in runs for folder in run_folders(path)]
     promoted, mapped = promoted_by(read, target, allow_unstable)
     text = to_yaml(promoted)
     # The same config may be written again; anything else is never overwritten.
@@ -65,12 +63,6 @@ def promote(
     else:
         atomic_write(out, text)
         typer.echo(out)
-
-
-def _run_folders(path: Path) -> list[Path]:
-    """The run folder itself, or every run folder inside it."""
-    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-    return inside if inside and not (path / "config.yaml").is_file() else [path]
 
 
 def _show(before: ScaledRun, after: ScaledRun, mapped: tuple[Mapped, ...], old: str, new: str) -> None:

@@ -54,11 +54,9 @@ def report(
 
 def run_folder(path: Path) -> RunFolder:
     """The run folder at the path, or the newest one inside it. Raises ValueError for records of a study."""
-    from lab.records import RunFolder
+    from lab.records import RunFolder, run_folders
 
-    # Run folders are named by their UTC time: the last by name is the newest.
-    inside = sorted(config.parent for config in path.glob("*/config.yaml"))
-    folder = RunFolder.open(inside[-1] if inside and not (path / "config.yaml").is_file() else path)
+    folder = RunFolder.open(run_folders(path)[-1])
     for name, kind in (("audit.json", "audit"), ("flow.json", "flow"), ("cases.jsonl", "audit or flow")):
         if (folder.path / name).is_file():
             article = "an" if kind.startswith("audit") else "a"

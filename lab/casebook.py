@@ -52,11 +52,8 @@ def create(config: Recorded) -> RunFolder:
 def resumable(config: Recorded, file: str) -> RunFolder | None:
     """The newest folder of this config if it was cut short, so lacks `file`; None otherwise."""
     assert isinstance(config, BaseModel)
-    # Names begin with the UTC time, so the last one is the newest.
-    folders = sorted(
-        p.parent for p in (Path(config.output) / config.name).glob(f"*Z-{config_hash(config)}/config.yaml")
-    )
-    return RunFolder(folders[-1]) if folders and not (folders[-1] / file).is_file() else None
+    newest = RunFolder.find_newest(Path(config.output), config.name, config_hash(config))
+    return None if newest is None or (newest.path / file).is_file() else newest
 
 
 def keep_case(folder: RunFolder, rows: Rows) -> None:

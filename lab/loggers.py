@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors, whole_lines
 from lab.lightning import Logger
@@ -33,12 +33,33 @@ def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int)
     return loggers
 
 
-class CsvLogger(Logger):
+class _FileLogger(Logger):
+    """A logger whose files lie in a folder of its name inside the run's."""
+
+    _name: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self._name
+
+    @property
+    def version(self) -> str:
+        """Empty: the run's folder is the version."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: config.yaml has them."""
+
+
+class CsvLogger(_FileLogger):
     """csv/metrics.csv: one line per row and one column per metric, empty where a row has no such metric.
 
     A run that continues after `first` global steps keeps the same file. Lightning's CSVLogger would begin an empty
     one, and loses rows where the disk fills up while it adds a column.
     """
+
+    _name = "csv"
 
     def __init__(self, folder: Path, first: int):
         super().__init__()
@@ -49,19 +70,6 @@ class CsvLogger(Logger):
         self.columns = sorted({name for row in self.rows.values() for name in row} | {"step"})
         if len(self.rows) < len(rows):
             self._write_all()
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return "csv"
-
-    @property
-    def version(self) -> str:
-        """Empty: the run's folder is the version."""
-        return ""
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: config.yaml has them."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds the row, replacing a former one of this step; after a RecordError the file is as it was."""
@@ -88,11 +96,13 @@ class CsvLogger(Logger):
         atomic_write(self.path, b"".join(_csv_line(line) + b"\n" for line in lines))
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(_FileLogger):
     """tensorboard/events.out.tfevents.*: one event per row, one file for each time that the run begins or continues.
 
     Lightning's TensorBoardLogger writes from a thread, which reports a full disk late, and not in one line.
     """
+
+    _name = "tensorboard"
 
     def __init__(self, folder: Path):
         # protobuf makes these classes at import, so a type checker sees none.
@@ -104,19 +114,6 @@ class TensorBoardLogger(Logger):
         self._Event, self._Summary, self._RecordWriter = Event, Summary, RecordWriter
         # The viewer reads the files of a folder in the order of their names.
         self.path = folder / "tensorboard" / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return "tensorboard"
-
-    @property
-    def version(self) -> str:
-        """Empty: the run's folder is the version."""
-        return ""
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: config.yaml has them."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds the row; after a RecordError the file is as it was."""

@@ -89,13 +89,19 @@ class RunFolder:
         return RunFolder(path)
 
     @staticmethod
+    def find_newest(root: Path, name: str, config_hash: str) -> RunFolder | None:
+        """The newest folder of that name and config hash; None where there is none."""
+        # A folder whose process died before it wrote its config holds nothing to continue from.
+        folders = _by_age(Path(root) / name, f"*Z-{config_hash}")
+        return RunFolder(folders[-1]) if folders else None
+
+    @staticmethod
     def find_resumable(root: Path, name: str, config_hash: str) -> RunFolder | None:
         """The newest run of that name and config hash, if it lacks steps, verdict or page; None otherwise."""
-        # A folder whose process died before it wrote its config holds nothing to continue from.
-        folders = sorted(p.parent for p in (Path(root) / name).glob(f"*Z-{config_hash}/config.yaml"))
-        if not folders or (RunFolder(folders[-1]).is_finished and (folders[-1] / "report.html").is_file()):
+        newest = RunFolder.find_newest(root, name, config_hash)
+        if newest is None or (newest.is_finished and (newest.path / "report.html").is_file()):
             return None
-        return RunFolder(folders[-1])
+        return newest
 
     @property
     def is_finished(self) -> bool:
@@ -319,6 +325,17 @@ class RunFolder:
         """The checkpoint folders that have one of these last-written parts, oldest step first."""
         folders = (f for f in (self.path / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", f.name))
         return sorted((f for f in folders if any((f / part).is_file() for part in last_parts)), key=_step_of)
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The run folders in a folder of runs, the newest last; the path alone where it is one itself or holds none."""
+    inside = _by_age(path, "*")
+    return inside if inside and not (path / "config.yaml").is_file() else [path]
+
+
+def _by_age(parent: Path, pattern: str) -> list[Path]:
+    """The run folders of this pattern, oldest first: their names begin with the UTC time."""
+    return sorted(config.parent for config in parent.glob(f"{pattern}/config.yaml"))
 
 
 def _number(name: str, value: object) -> float | int:

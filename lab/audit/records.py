@@ -7,17 +7,10 @@ from pathlib import Path
 import pandas as pd
 
 from lab import casebook
-from lab.audit.config import AuditConfig
 from lab.audit.table import COLUMNS, measures
-from lab.casebook import create, keep_case, kept_cases
 from lab.records import RunFolder
 
 FILE, PAGE = "audit.json", "audit.html"
-
-
-def resumable(config: AuditConfig) -> RunFolder | None:
-    """The newest folder of this config, if its audit was interrupted; None otherwise."""
-    return casebook.resumable(config, FILE)
 
 
 def to_json(frame: pd.DataFrame) -> str:
@@ -44,11 +37,4 @@ def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
     return casebook.write(folder, FILE, to_json(frame))
 
 
-def newest(path: Path) -> Path | None:
-    """The audit.json of a record folder, or of the newest one inside the path; None if there is none."""
-    return casebook.newest(path, FILE)
-
-
-__all__ = [
-    "FILE", "PAGE", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "to_json", "write",
-]  # fmt: skip
+__all__ = ["FILE", "PAGE", "read", "to_json", "write"]

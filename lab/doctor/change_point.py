@@ -66,8 +66,8 @@ def change(values: Sequence[float]) -> Change | None:
     levels = _left(rank_1n[0], (time_n >= at).double())
     return Change(
         at=at,
-        p=_p(scans_t.max(), null_level),
-        trend_p=_p(_trend(rank_1n)[0].abs(), null_trend),  # two-sided: either direction is a trend
+        p=p_value(scans_t.max(), null_level),
+        trend_p=p_value(_trend(rank_1n)[0].abs(), null_trend),  # two-sided: either direction is a trend
         before=x[:at].median().item(),  # torch's median: the lower of two middle values
         after=x[at:].median().item(),
         is_jump=levels < line,
@@ -103,7 +103,8 @@ def _null(n: int) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
     return _scan(rank_mn).max(1).values, _trend(rank_mn).abs()
 
 
-def _p(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
+def p_value(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
+    """The share of draws from the null at least as large; the value counts as a draw, so that its level is exact."""
     # The margin counts an equal statistic as at least as extreme, whatever its sums rounded to.
     return (1 + int((null_m >= value - 1e-9).sum())) / (1 + len(null_m))
 

@@ -8,19 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from lab import casebook
-from lab.casebook import create, keep_case, kept_cases
-from lab.flow.config import FlowConfig
 from lab.flow.table import COLUMNS
 from lab.records import RunFolder
 
 FILE, PAGE = "flow.json", "flow.html"
 WORDS = ("problem", "error", "kind", "objective")
 """Columns that are no measures: names, and the number of a problem."""
-
-
-def resumable(config: FlowConfig) -> RunFolder | None:
-    """The newest folder of this config, if its flow was cut short; None otherwise."""
-    return casebook.resumable(config, FILE)
 
 
 def read(path: str | Path) -> pd.DataFrame:
@@ -41,9 +34,4 @@ def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
     return casebook.write(folder, FILE, casebook.to_json(frame, COLUMNS))
 
 
-def newest(path: Path) -> Path | None:
-    """The flow.json in the record folder at `path`, or in the newest one inside it; None where there is none."""
-    return casebook.newest(path, FILE)
-
-
-__all__ = ["FILE", "PAGE", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "write"]
+__all__ = ["FILE", "PAGE", "read", "write"]

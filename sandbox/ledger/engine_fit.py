@@ -71,7 +71,8 @@ def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"firstorder ladder ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"firstorder ladder ended with {done.returncode}: {last}")
     return Sampled(config, tuple(Trace.load(path) for path in sorted(traces.glob("*.safetensors"))))
 
 

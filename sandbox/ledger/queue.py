@@ -53,14 +53,11 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
         folder = run(config, folder=folder, progress="none")
     except NonFiniteError:
         # `run` has written record and verdict before it raised: the folder is the newest of this config.
-        folder = _newest(config.name, config_hash(config), root)
+        folder = RunFolder.find_newest(Path(root), config.name, config_hash(config))
+        assert folder is not None
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
     return row(cell, folder, probes) | times | {"compiled": compiled}
-
-
-def _newest(name: str, hash_: str, root: str) -> RunFolder:
-    return RunFolder.open(max((Path(root) / name).glob(f"*Z-{hash_}")))
 
 
 def missing(cells: Sequence[Cell], store: Cells) -> list[Cell]:

@@ -67,15 +67,6 @@ class Layout:
         """Whether this chunk ends the model."""
         return self.is_last_stage and chunk == self.num_chunks - 1
 
-    def share(self, num_responses: int) -> range:
-        """The responses of this data-parallel rank: equal, adjacent shares. ValueError where they do not divide."""
-        if num_responses % self.dp_size:
-            raise ValueError(
-                f"expected a multiple of {self.dp_size} data-parallel shares, got {num_responses} responses"
-            )
-        size = num_responses // self.dp_size
-        return range(self.dp_rank * size, (self.dp_rank + 1) * size)
-
     def chunk(self, width: int) -> tuple[int, int]:
         """Positions [start, stop) of a padded width that this rank's routers see: all without tensor parallelism.
 

@@ -13,8 +13,8 @@ from lab.hf import ModelShape
 from theory.routing.record import index_dtype
 from theory.top_tokens import id_dtype
 
-INT16_BYTES, INT32_BYTES = 2, 4
-"""Bytes of the types in which R3 (App. G) and Pr2 (App. E.2) store an expert's id."""
+INT32_BYTES = 4
+"""Bytes of an expert's id as Pr2 (App. E.2) stores it."""
 
 SCORE_BYTES = 4
 """Bytes of an expert's log-score in old's pass, fp32."""
@@ -62,11 +62,6 @@ def top_token_bytes(shape: ModelShape, num_top: int, num_tokens: int) -> int:
 def predictor_parameters(shape: ModelShape) -> int:
     """Weights of all W_p: L D E (Pr2 App. E.2)."""
     return len(shape.moe_layers) * shape.hidden_size * shape.num_experts
-
-
-def predictor_flops_per_token(shape: ModelShape) -> int:
-    """FLOPs of h W_p in every MoE layer: 2 L D E (Pr2 App. E.2). Ours costs none: W_p is folded into the gate."""
-    return 2 * predictor_parameters(shape)
 
 
 def expert_flops_per_token(shape: ModelShape) -> int:

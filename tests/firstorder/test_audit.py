@@ -140,15 +140,15 @@ def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[st
 THREE_CASES = """
 import os, signal, sys
 from firstorder.cli import main
-from lab.audit import records
+from lab import casebook
 
-keep, left = records.keep_case, [2]
+keep, left = casebook.keep_case, [2]
 def keep_and_die(folder, rows):
     keep(folder, rows)
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
-records.keep_case = keep_and_die
+casebook.keep_case = keep_and_die
 main(sys.argv[1:])
 """
 

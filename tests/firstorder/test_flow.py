@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from firstorder.cli import main
+from lab import casebook
 from lab.flow import flow, load_config
 from lab.flow.records import read
 from tests.firstorder.test_cli import fails
@@ -60,15 +61,15 @@ def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -
 TWO_CASES = """
 import os, signal, sys
 from firstorder.cli import main
-from lab.flow import records
+from lab import casebook
 
-keep, left = records.keep_case, [2]
+keep, left = casebook.keep_case, [2]
 def keep_and_die(folder, rows):
     keep(folder, rows)
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
-records.keep_case = keep_and_die
+casebook.keep_case = keep_and_die
 main(sys.argv[1:])
 """
 
@@ -85,8 +86,8 @@ def test_a_killed_flow_continues(
     assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "flow.json").exists()
     cases.write_bytes(cases.read_bytes() + b'[{"problem": 1, "err')
     made: list[object] = []
-    keep = sys.modules["lab.flow.records"].keep_case
-    monkeypatch.setattr("lab.flow.records.keep_case", lambda *given: made.append(given) or keep(*given))
+    keep = casebook.keep_case
+    monkeypatch.setattr(casebook, "keep_case", lambda *given: made.append(given) or keep(*given))
     assert main(words) == 0 and len(made) == 2
     assert f"continuing in {folder}, where 2 cases are done" in capsys.readouterr().err
     assert not cases.exists()

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from lab.casebook import kept_cases, newest
 from lab.flow.config import FlowConfig
-from lab.flow.records import kept_cases, newest, read
+from lab.flow.records import FILE, read
 from lab.flow.table import MeanInterval, interval
 from lab.records import RunFolder
 from tests.pages.predictions import Prediction, Study
@@ -52,7 +53,7 @@ TABLES, FRONT = ROOT / "docs/exact-training-tables.md", ROOT / "docs/exact-train
 
 def runs_in(folder: Path, config: FlowConfig) -> pd.DataFrame:
     """The rows of all runs in a record folder of that config; of an unfinished folder, only whole problems."""
-    finished = newest(folder)
+    finished = newest(folder, FILE)
     if finished is not None:
         return read(finished)
     cases = kept_cases(RunFolder(folder))

@@ -94,15 +94,13 @@ def _run_one(folder: Path, training: TrainingBlock) -> dict[str, Any]:
     model = [
         DistributedDataParallel(chunk.config, wrap, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)
     ]
-    own = layout.share(B)
-    tokens_BS, cotangent_BSV = (
-        _tokens(shape.vocab_size)[own.start : own.stop],
-        _cotangent(shape.vocab_size)[own.start : own.stop],
-    )
+    num_own = B // layout.dp_size
+    own = slice(layout.dp_rank * num_own, (layout.dp_rank + 1) * num_own)
+    tokens_BS, cotangent_BSV = _tokens(shape.vocab_size)[own], _cotangent(shape.vocab_size)[own]
     rows = -(-shape.vocab_size // layout.tp_size)
     cotangent_BSV = torch.nn.functional.pad(cotangent_BSV, (0, rows * layout.tp_size - shape.vocab_size))
     cotangent_BSV = cotangent_BSV[..., layout.tp_rank * rows :][..., :rows]
-    size = len(own) // NUM_MICRO
+    size = num_own // NUM_MICRO
 
     def forward_step(numbers: Any, chunk: Any) -> Any:
         part = slice(next(numbers) * size, None)

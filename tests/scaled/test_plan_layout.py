@@ -169,25 +169,21 @@ def test_layers_are_dealt_once_each(pp: int, vpp: int, size: int) -> None:
     assert order == list(range(pp * training.virtual_pipeline * size))
 
 
-def _place(dp: tuple[int, int] = (0, 1), tp: tuple[int, int] = (0, 1)) -> Layout:
-    return Layout(*dp, *tp, 0, 1, 0, 1, 0, 1, 0, 1, layers=((0,),))
+def _place(tp_rank: int, tp_size: int) -> Layout:
+    return Layout(0, 1, tp_rank, tp_size, 0, 1, 0, 1, 0, 1, 0, 1, layers=((0,),))
 
 
-@given(dp=st.integers(1, 5), tp=st.integers(1, 5), size=st.integers(1, 6))
-def test_shares_and_chunks_cover_the_batch_once(dp: int, tp: int, size: int) -> None:
-    """Data-parallel shares partition the responses in order, sequence-parallel chunks the positions."""
-    shares = [n for rank in range(dp) for n in _place(dp=(rank, dp)).share(dp * size)]
-    assert shares == list(range(dp * size))
-    chunks = [n for rank in range(tp) for n in range(*_place(tp=(rank, tp)).chunk(tp * size))]
+@given(tp=st.integers(1, 5), size=st.integers(1, 6))
+def test_chunks_cover_the_positions_once(tp: int, size: int) -> None:
+    """Sequence-parallel chunks partition the positions in order."""
+    chunks = [n for rank in range(tp) for n in range(*_place(rank, tp).chunk(tp * size))]
     assert chunks == list(range(tp * size))
 
 
-def test_uneven_shares_and_chunks_are_refused() -> None:
-    """A number that does not divide over the ranks is an error with both numbers, never a shorter share."""
-    with pytest.raises(ValueError, match="expected a multiple of 2 data-parallel shares, got 3 responses"):
-        _place(dp=(0, 2)).share(3)
+def test_uneven_chunks_are_refused() -> None:
+    """A width that does not divide over the ranks is an error with both numbers, never a shorter chunk."""
     with pytest.raises(ValueError, match="expected a multiple of 4 sequence-parallel chunks, got a width of 6"):
-        _place(tp=(1, 4)).chunk(6)
+        _place(1, 4).chunk(6)
 
 
 def test_published_models_divide() -> None:

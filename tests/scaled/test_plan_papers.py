@@ -19,7 +19,7 @@ QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "m
 
 def test_r3_table_9_bytes_a_token():
     """R3 Table 9: a token of Qwen3-30B takes 2 x 48 x (512 + 512) bytes of KV and 2 x 48 x 8 of routing, 1 / 128."""
-    kv, mask = payloads.kv_bytes_per_token(QWEN, 2), payloads.routing_bytes_per_token(QWEN, payloads.INT16_BYTES)
+    kv, mask = payloads.kv_bytes_per_token(QWEN, 2), payloads.routing_bytes_per_token(QWEN, 2)
     assert kv == 2 * 48 * (512 + 512) == 98_304
     assert mask == 2 * 48 * 8 == 768
     assert kv == 128 * mask
@@ -42,7 +42,7 @@ def test_r3_table_9_tokens_in_40_gb():
 
 def test_r3_g2_mask_of_a_global_step():
     """R3 App. G.2: 2 B G N L K = 48 GB at B 256, G 8, N 32768, and 1.5 GB on each of 32 nodes: GB is GiB, exactly."""
-    size = payloads.routing_bytes(QWEN, 256 * 8 * 32_768, payloads.INT16_BYTES)
+    size = payloads.routing_bytes(QWEN, 256 * 8 * 32_768, 2)
     assert size == 48 * GIB
     assert size / 32 == 1.5 * GIB
 
@@ -65,7 +65,7 @@ def test_pr2_table_3(shape, T, T_c, index_mb, feature_mb, mflop, ratio_percent):
 
     assert printed(payloads.routing_bytes(shape, T, payloads.INT32_BYTES) / MB, index_mb) == index_mb
     assert printed(payloads.feature_bytes(shape, T_c) / MB, feature_mb) == feature_mb
-    flops = payloads.predictor_flops_per_token(shape)
+    flops = 2 * payloads.predictor_parameters(shape)
     assert printed(flops / 1e6, mflop) == mflop
     assert printed(100 * flops / payloads.expert_flops_per_token(shape), ratio_percent) == ratio_percent
 

@@ -35,7 +35,8 @@ from theory.bounds.steps import (
     tv_from_kl,
     whole_tv,
 )
-from theory.exact.estimator import Edges, Problem
+from theory.exact.estimator import Problem
+from theory.exact.levels import Edges
 from theory.streams import stream
 
 

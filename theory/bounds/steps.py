@@ -17,7 +17,8 @@ from torch import Tensor
 
 from theory.bounds.bound import Bound
 from theory.bounds.routing import kl
-from theory.exact.estimator import Edges, Problem
+from theory.exact.estimator import Problem
+from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths, PrefixTree
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from theory.exact.centred import response_gradients
 from theory.exact.groups import Classes, Group, Moments, classes, moments
+from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
 from theory.exact.settling import (
     at_nodes,
@@ -29,8 +30,6 @@ from theory.exact.settling import (
 )
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, Totals
-
-Edges = Sequence[Float[Tensor, "_n V"]]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ ratio for the reference rounded to the precision. The band thus comes from these
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -98,11 +98,7 @@ def _attention(
     states: States, exact: ReferenceModules, rounded: ReferenceModules, layer: int, stream: Stream
 ) -> Iterator[Check]:
     module, norm = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.input_layernorm"
-    x, out = states.get(module, "in"), states.get(module, "out")
-    if x is not None and _is_bare(x, norm, exact, stream):
-        x = exact.norm(norm, x)
-    elif x is not None and stream.is_known:
-        yield _norm(norm, x, exact, rounded, stream)
+    x, out = (yield from _input(states, module, norm, exact, rounded, stream)), states.get(module, "out")
     if x is not None and out is not None:
         wanted, near = (side.attention(layer, x, states.lengths) for side in (exact, rounded))
         yield check(module, out, wanted, near)
@@ -113,11 +109,7 @@ def _mlp(
     states: States, exact: ReferenceModules, rounded: ReferenceModules, layer: int, stream: Stream
 ) -> Iterator[Check]:
     module, norm = f"model.layers.{layer}.mlp", f"model.layers.{layer}.post_attention_layernorm"
-    x, out = states.get(module, "in"), states.get(module, "out")
-    if x is not None and _is_bare(x, norm, exact, stream):
-        x = exact.norm(norm, x)
-    elif x is not None and stream.is_known:
-        yield _norm(norm, x, exact, rounded, stream)
+    x, out = (yield from _input(states, module, norm, exact, rounded, stream)), states.get(module, "out")
     weights_NE = None
     router = states.get(f"{module}.gate", "out")
     if x is not None and router is not None and layer in exact.moe_layers:
@@ -129,6 +121,18 @@ def _mlp(
         wanted, near = (side.mlp(layer, x, weights_NE) for side in (exact, rounded))
         yield check(module, out, wanted, near)
     stream.add(out)
+
+
+def _input(
+    states: States, module: str, norm: str, exact: ReferenceModules, rounded: ReferenceModules, stream: Stream
+) -> Generator[Check, None, Tensor | None]:
+    """The module's normalised input if it was dumped, after a check of the norm where the stream is known."""
+    x = states.get(module, "in")
+    if x is not None and _is_bare(x, norm, exact, stream):
+        return exact.norm(norm, x)
+    if x is not None and stream.is_known:
+        yield _norm(norm, x, exact, rounded, stream)
+    return x
 
 
 def _is_bare(x: Tensor, norm: str, exact: ReferenceModules, stream: Stream) -> bool:

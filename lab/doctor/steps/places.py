@@ -17,12 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lab.doctor.change_point import LEVEL, NUM_ORDERS, p_value
 from lab.doctor.view import View
 from theory.divergences import k3_kl_mu_old
 from theory.streams import stream
 
-LEVEL = 0.01
-NUM_ORDERS = 4999
 MOST_GROUPS = 4096
 """Most groups; a grouping with more is skipped at that step."""
 NUM_BINS = 12
@@ -131,9 +130,7 @@ class Places:
         own_t, own_count_t = (torch.stack([table[i, g] for table in tables]) for i in (0, 1))
         others_t = (total_t - own_t) / (count_t - own_count_t)
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
-        null_m = _null(len(tables), len(kept))
-        # The observed order counts as one draw, so that p is never 0 and its level exact.
-        p = (1 + int((null_m >= score_g[g] - 1e-9).sum())) / (1 + len(null_m))
+        p = p_value(score_g[g], _null(len(tables), len(kept)))
         if p >= LEVEL or times < PLACES[name].times:
             return None
         return GapGroup(PLACES[name], kept[g], times, p, self.edges.get(name, ()))

@@ -118,6 +118,27 @@ class Truncated(Correction):
         return self._log_weight(log_gap_BT, is_response_BT).exp() > self.cap
 
 
+@dataclass(frozen=True)
+class Interval(Correction):
+    """A correction with the bounds lo and hi on a ratio."""
+
+    note: ClassVar[str] = ""
+    """The end of the error for bounds that are no interval."""
+
+    lo: float = 0.5
+    hi: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.lo < self.hi:
+            raise ValueError(f"{self.name}: expected 0 <= lo < hi, got lo = {self.lo}, hi = {self.hi}{self.note}")
+
+    def outside(self, ratio: Tensor) -> Tensor:
+        """True where the ratio lies outside [lo, hi]."""
+        # Not for a NaN, which `~(lo <= ratio <= hi)` would reject, and so hide.
+        return (ratio < self.lo) | (ratio > self.hi)
+
+
 def sequence_sum(log_gap_BT: Tensor) -> Tensor:
     """The response's sum on each of its tokens, (B, T)."""
     return log_gap_BT.sum(1, keepdim=True).expand_as(log_gap_BT)
@@ -128,10 +149,4 @@ def log_of(x: float) -> float:
     return math.log(x) if x > 0 else -math.inf
 
 
-def require_interval(name: str, lo: float, hi: float, note: str = "") -> None:
-    """Raises ValueError unless 0 <= lo < hi; the message ends with the note."""
-    if not 0 <= lo < hi:
-        raise ValueError(f"{name}: expected 0 <= lo < hi, got lo = {lo}, hi = {hi}{note}")
-
-
-__all__ = ["CORRECTIONS", "Correction", "NoCorrection", "Truncated", "log_of", "require_interval", "sequence_sum"]
+__all__ = ["CORRECTIONS", "Correction", "Interval", "NoCorrection", "Truncated", "log_of", "sequence_sum"]

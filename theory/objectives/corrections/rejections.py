@@ -20,32 +20,34 @@ from torch import Tensor
 from theory import divergences
 from theory.fields import About
 from theory.names import listed
-from theory.objectives.corrections.base import CORRECTIONS, Correction, require_interval, sequence_sum
-
-_INVERSE = " (on old/mu; verl's k1 bounds are on mu/old: its [a, b] is [1/b, 1/a] here)"
+from theory.objectives.corrections.base import CORRECTIONS, Correction, Interval, sequence_sum
 
 
-def _verl(mode: str, lo: float, hi: float) -> str:
-    """The same bounds in verl, whose k1 is log(mu/old): inverted, and in the other order."""
-    low, high = (math.inf if x == 0 else 1 / x for x in (hi, lo))
-    return f'{mode} with rollout_rs_threshold "{low:.6g}_{high:.6g}", bounds on mu/old'
+@dataclass(frozen=True)
+class _VerlInterval(Interval):
+    """A rejection outside [lo, hi]; verl's k1 is log(mu/old), so its bounds are inverted, and in the other order."""
+
+    note: ClassVar[str] = " (on old/mu; verl's k1 bounds are on mu/old: its [a, b] is [1/b, 1/a] here)"
+    verl_mode: ClassVar[str]
+
+    @property
+    def verl(self) -> str:
+        low, high = (math.inf if x == 0 else 1 / x for x in (self.hi, self.lo))
+        return f'{self.verl_mode} with rollout_rs_threshold "{low:.6g}_{high:.6g}", bounds on mu/old'
 
 
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
-class SeqMIS(Correction):
+class SeqMIS(_VerlInterval):
     """w_t = prod_s rho_s; a response whose product prod_s old/mu lies outside [lo, hi] is rejected, not cut."""
 
     name: ClassVar[str] = "seq_mis"
     title: ClassVar[str] = "Seq-MIS"
+    verl_mode: ClassVar[str] = "seq_sum_k1"
     per_response: ClassVar[bool] = True
 
     lo: float = 0.0
     hi: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_interval(self.name, self.lo, self.hi, _INVERSE)
 
     @property
     def symbol(self) -> str:
@@ -55,48 +57,34 @@ class SeqMIS(Correction):
     def rejection(self) -> str:
         return f"{self.lo:g} <= prod_s old_s/mu_s <= {self.hi:g}"
 
-    @property
-    def verl(self) -> str:
-        return _verl("seq_sum_k1", self.lo, self.hi)
-
     def log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         return sequence_sum(log_gap_BT)
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the product lies in [lo, hi], or is NaN."""
-        product_B = log_rho_BT.sum(1).exp()
-        # Every rule of this file tests for outside: a NaN fails `lo <= x <= hi`, and would be rejected by it.
-        return ~((product_B < self.lo) | (product_B > self.hi))
+        return ~self.outside(log_rho_BT.sum(1).exp())
 
 
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
-class GeoRS(Correction):
+class GeoRS(_VerlInterval):
     """w_t = 1; a response whose geometric mean (prod_s rho_s)^(1/|y|) lies outside [lo, hi] is rejected."""
 
     name: ClassVar[str] = "geo_rs"
     title: ClassVar[str] = "Geo-RS"
+    verl_mode: ClassVar[str] = "seq_mean_k1"
     weighted: ClassVar[bool] = False
 
     lo: float = 0.99
     hi: float = 1.01
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_interval(self.name, self.lo, self.hi, _INVERSE)
-
     @property
     def rejection(self) -> str:
         return f"{self.lo:g} <= (prod_s old_s/mu_s)^(1/|y|) <= {self.hi:g}"
 
-    @property
-    def verl(self) -> str:
-        return _verl("seq_mean_k1", self.lo, self.hi)
-
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the geometric mean lies in [lo, hi], or is NaN."""
-        mean_B = (log_rho_BT.sum(1) / _lengths(is_response_BT)).exp()
-        return ~((mean_B < self.lo) | (mean_B > self.hi))
+        return ~self.outside((log_rho_BT.sum(1) / _lengths(is_response_BT)).exp())
 
 
 @listed(CORRECTIONS)
@@ -202,31 +190,20 @@ class _TokenRejection(Correction):
 
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
-class TokenK1(_TokenRejection):
+class TokenK1(_TokenRejection, _VerlInterval):
     """w_t = 1 where rho_t lies in [lo, hi], else 0: IcePop's rule without its weight."""
 
     name: ClassVar[str] = "token_k1"
     title: ClassVar[str] = "Token-K1"
-
-    lo: float = 0.5
-    hi: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_interval(self.name, self.lo, self.hi, _INVERSE)
+    verl_mode: ClassVar[str] = "token_k1"
 
     @property
     def symbol(self) -> str:
         return f"1[{self.lo:g} <= old_t/mu_t <= {self.hi:g}]"
 
-    @property
-    def verl(self) -> str:
-        return _verl("token_k1", self.lo, self.hi)
-
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where rho_t lies outside [lo, hi]."""
-        gap_BT = log_gap_BT.exp()
-        return (gap_BT < self.lo) | (gap_BT > self.hi)
+        return self.outside(log_gap_BT.exp())
 
 
 @listed(CORRECTIONS)

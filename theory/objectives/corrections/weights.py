@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from theory.names import listed
-from theory.objectives.corrections.base import (
-    CORRECTIONS,
-    Correction,
-    Truncated,
-    log_of,
-    require_interval,
-    sequence_sum,
-)
+from theory.objectives.corrections.base import CORRECTIONS, Correction, Interval, Truncated, log_of, sequence_sum
 
 
 @listed(CORRECTIONS)
@@ -121,15 +114,8 @@ class SeqTIS(Truncated):
 
 
 @dataclass(frozen=True)
-class Clipped(Correction):
+class Clipped(Interval):
     """min(max(W, lo), hi) for a weight W whose logarithm `_log_weight` gives: truncated at both ends."""
-
-    lo: float = 0.5
-    hi: float = 2.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_interval(self.name, self.lo, self.hi)
 
     @abstractmethod
     def _log_weight(self, log_gap_BT: Tensor) -> Tensor:
@@ -144,8 +130,7 @@ class Clipped(Correction):
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where W lies outside [lo, hi]."""
-        weight_BT = self._log_weight(log_gap_BT).exp()
-        return (weight_BT < self.lo) | (weight_BT > self.hi)
+        return self.outside(self._log_weight(log_gap_BT).exp())
 
 
 @listed(CORRECTIONS)
@@ -186,18 +171,13 @@ class SeqClip(Clipped):
 
 @listed(CORRECTIONS)
 @dataclass(frozen=True)
-class IcePop(Correction):
+class IcePop(Interval):
     """w_t = rho_t inside [lo, hi], else 0. A zeroed token stays in the mask and in every denominator."""
 
     name: ClassVar[str] = "icepop"
     title: ClassVar[str] = "IcePop"
 
-    lo: float = 0.5
     hi: float = 5.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_interval(self.name, self.lo, self.hi)
 
     @property
     def symbol(self) -> str:
@@ -209,8 +189,7 @@ class IcePop(Correction):
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where rho_t lies outside [lo, hi]."""
-        gap_BT = log_gap_BT.exp()
-        return (gap_BT < self.lo) | (gap_BT > self.hi)
+        return self.outside(log_gap_BT.exp())
 
 
 __all__ = ["IcePop", "MinPRO", "PrefixTIS", "SeqClip", "SeqTIS", "TokenClip", "TokenIS", "TokenTIS"]
