@@ -20,7 +20,8 @@ from torch import Tensor
 
 from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
 from theory.routing.counts import RouteCounts
-from theory.routing.record import MISSING, RoutingRecord, offsets_of, place, ranges, selected_rows
+from theory.routing.packed_rows import offsets_of, place, ranges, selected_rows
+from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK_BYTES = 2**22
 """Bytes of ids that the driver holds at once where it writes a record down, and ranks where they compare; at least one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-RECORD = "theory.routing.record"
+RECORD, PACKED = "theory.routing.record", "theory.routing.packed_rows"
 
 RECORDS = (
     Mutant(
@@ -174,7 +174,7 @@ RECORDS = (
         "B5.18",
         "Routes are padded to their own longest response, tokens to a rounded width: rows go to other tokens.",
         "verl #5989, #5283, slime #2175",
-        (Edit(f"{RECORD}:flat_rows", ")) * width", ")) * max(num_rows_B)"),),
+        (Edit(f"{PACKED}:flat_rows", ")) * width", ")) * max(num_rows_B)"),),
         "records_round_trip",
         ("rows_stand_where_tokens_stand",),
     ),
@@ -191,7 +191,7 @@ RECORDS = (
         "B5.19",
         "In a packed batch every sequence writes from row 0 on: only the last one's routes are left.",
         "Megatron-LM fork #217",
-        (Edit(f"{RECORD}:flat_rows", ")) * width", ")) * 0"),),
+        (Edit(f"{PACKED}:flat_rows", ")) * width", ")) * 0"),),
         "recorded_rows_are_used",
     ),
     Mutant(
@@ -199,7 +199,7 @@ RECORDS = (
         "B5.19",
         "Splitting a packed record into micro-batches gives each of them the rows from the front.",
         "Megatron-LM fork #217",
-        (Edit(f"{RECORD}:selected_rows", "offsets[which], ", "offsets[: len(indices)], "),),
+        (Edit(f"{PACKED}:selected_rows", "offsets[which], ", "offsets[: len(indices)], "),),
         "records_split_and_join",
     ),
     Mutant(

@@ -23,9 +23,10 @@ from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts
 from theory.objectives import Objective, preset
 from theory.routing.features import draw_rows
 from theory.routing.gates import GATES
+from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.record import RoutingRecord
 from theory.streams import stream
 from theory.top_tokens import TopTokens
 

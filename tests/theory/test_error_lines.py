@@ -12,7 +12,8 @@ from theory.exact.groups import Group, classes, moments
 from theory.objectives import preset
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.objective import combine_metrics
-from theory.routing.record import MISSING, RoutingRecord, check_offsets, index_dtype
+from theory.routing.packed_rows import check_offsets
+from theory.routing.record import MISSING, RoutingRecord, index_dtype
 
 IDS = torch.tensor([[[0, 1]], [[1, 2]]])
 LOGP = torch.tensor([[-1.0]])
