@@ -15,8 +15,8 @@ from torch import Tensor
 from theory.advantages import ADVANTAGES, advantages_of
 from theory.contracts import MiniBatch, Rollouts, TokenScores, TrainingEngine
 from theory.objectives import Objective
+from theory.routing.packed_rows import selected_rows
 from theory.routing.passes import ModePlan, RoutingPlan
-from theory.routing.record import selected_rows
 from theory.routing.shift import router_shift
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
 from theory.routing.features import RouterFeatures
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 from theory.streams import derive_seed, stream
 from theory.top_tokens import TopTokens
 

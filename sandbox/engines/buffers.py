@@ -15,7 +15,8 @@ from torch import Tensor
 from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
 from theory.routing.gates import Gate, route
-from theory.routing.record import index_dtype, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import index_dtype
 from theory.top_tokens import TopTokens
 
 

@@ -21,7 +21,8 @@ from sandbox.model.kv_cache import KVCache
 from theory.contracts import Prompt
 from theory.exact.tree import PrefixTree
 from theory.routing.features import RouterFeatures
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 
 
 @runtime_checkable

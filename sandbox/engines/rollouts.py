@@ -10,7 +10,8 @@ from sandbox.engines.buffers import Buffers
 from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt, Response, Rollouts, Sampling
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 from theory.streams import stream
 
 

@@ -34,9 +34,10 @@ from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths
 from theory.loop import Collected, OldPass, hand_over, old_pass
 from theory.routing.features import RouterFeatures
+from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import PASSES, Mode, ModePlan, RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
 
 NATURAL = RoutingPlan("natural")

@@ -2,7 +2,7 @@
 
 Scoring and training run the same forward pass, so pi equals old bit for bit before the first update of a global step.
 It computes in float32 on the exact kernels unless `numerics` says otherwise (sandbox/training/numerics.py).
-Extra letters: n, the valid response tokens of a micro-batch, packed; Q trainable parameters.
+Extra letters: Q trainable parameters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -18,69 +17,15 @@ from torch import Tensor
 
 from lab.recording import NonFiniteError
 from sandbox.kernels.numerics import EXACT, Numerics
-from sandbox.model import MoE, Routing
+from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
+from sandbox.training.forward import BatchRoutes, Forward, Kept, concat_routes, forward_pass
 from theory.algorithm import OptimizerSettings
-from theory.contracts import MiniBatch, NamedTensors, Response, Rollouts, TokenBatch, TokenScores, UpdateStats
+from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective, Top, combine_metrics
-from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer, fold
-from theory.routing.record import RoutingRecord
 from theory.routing.replay import NaturalRouting, ReplayContext
-from theory.temperature import tempered
-
-
-@dataclass
-class Forward:
-    """The forward pass of one micro-batch; log-probs carry the graph if gradients are on."""
-
-    batch: TokenBatch
-    logp_BT: Float[Tensor, "B T"]
-    entropy_BT: Float[Tensor, "B T"]
-    sum_squares_BT: Float[Tensor, "B T"]
-    logp_top_BTK: Float[Tensor, "B T K"] | None = None
-
-
-@dataclass
-class BatchRoutes:
-    """The routing of several micro-batches, in order."""
-
-    used: list[RoutingRecord]
-    natural: list[RoutingRecord]
-    features: list[RouterFeatures]
-    scores: list[Tensor]
-
-    def add(self, context: ReplayContext) -> None:
-        """Adds the records of a finished pass; a dense model has none."""
-        natural, features = context.natural, context.features
-        used = natural if context.plan.source == "natural" else context.used
-        if used is not None and natural is not None:
-            self.used.append(used)
-            self.natural.append(natural)
-        if features is not None:
-            self.features.append(features)
-        scores = context.scores
-        if scores is not None:
-            self.scores.append(scores)
-
-
-@dataclass
-class Kept:
-    """An old pass whose graph is kept for the update on the same responses."""
-
-    responses: tuple[Response, ...]
-    forward: Forward
-    context: ReplayContext
-
-    def serves(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
-        """Whether a new pass would equal this one: the same responses, both natural, or a replay of its experts."""
-        if self.responses is not rollouts.responses:
-            return False
-        if plan.record is None:
-            return plan.source == self.context.plan.source == "natural"
-        used = self.context.used
-        return used is not None and bool((plan.record.experts == used.experts).all())
 
 
 class SandboxTrainingEngine:
@@ -145,7 +90,7 @@ class SandboxTrainingEngine:
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
             for chosen in self._micro_batches(B):
                 with self._context(rollouts, plan, chosen) as context:
-                    forward = self._forward(rollouts.select(chosen).padded(), context, self.model)
+                    forward = forward_pass(self.model, rollouts.select(chosen).padded(), context, self.numerics)
                 # Micro-batches are contiguous, and as wide as their own longest response.
                 width = forward.logp_BT.shape[1]
                 logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
@@ -156,7 +101,7 @@ class SandboxTrainingEngine:
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         router_logp = torch.cat(seen.scores) if seen.scores else None
-        return TokenScores(logp_BT, entropy_BT, *_concat(seen), logp_top_BTK, router_logp, squares_BT)
+        return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), logp_top_BTK, router_logp, squares_BT)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token, under the weights that this engine was built with, naturally routed."""
@@ -166,7 +111,8 @@ class SandboxTrainingEngine:
         logp_BT = self.model.norm.new_zeros(len(rollouts), T)
         with torch.no_grad(), self.reference.held():
             for chosen in self._micro_batches(len(rollouts)):
-                logp = self._forward(rollouts.select(chosen).padded(), NaturalRouting(), self.reference).logp_BT
+                batch = rollouts.select(chosen).padded()
+                logp = forward_pass(self.reference, batch, NaturalRouting(), self.numerics).logp_BT
                 logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp
         return logp_BT
 
@@ -203,7 +149,7 @@ class SandboxTrainingEngine:
             seen.add(context)
         metrics = combine_metrics(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
-        _, natural, features = _concat(seen)
+        _, natural, features = concat_routes(seen)
         if minibatch.features is not None and self.predictor is not None:
             assert features is not None, "a mini-batch with cached features ran without capturing pi's logits"
             rate = metrics["actor/lr"]
@@ -227,7 +173,7 @@ class SandboxTrainingEngine:
     def differentiable(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Forward, ReplayContext]:
         """The forward of `update` with its graph, all responses as one micro-batch, and its closed context."""
         with self._context(rollouts, plan, range(len(rollouts))) as context:
-            forward = self._forward(rollouts.padded(), context, self.model)
+            forward = forward_pass(self.model, rollouts.padded(), context, self.numerics)
         return forward, context
 
     def named_tensors(self, folded: bool = False) -> NamedTensors:
@@ -318,37 +264,11 @@ class SandboxTrainingEngine:
             return
         batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
         with self._context(rollouts, plan, chosen) as context:
-            yield self._forward(batch, context, self.model), context
+            yield forward_pass(self.model, batch, context, self.numerics), context
 
     def _context(self, rollouts: Rollouts, plan: RoutingPlan, chosen: Sequence[int]) -> ReplayContext:
         num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
         return ReplayContext(plan.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
-
-    def _forward(self, batch: TokenBatch, routing: Routing, model: MoE) -> Forward:
-        """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
-
-        Logits are computed for those rows only.
-        """
-        hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=self.numerics)
-        T = batch.is_response_BT.shape[1]
-        exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
-        b_n, t_n = exists_BT.nonzero(as_tuple=True)
-        rows_n = batch.predicting_row_BT[b_n, t_n]
-        logits_nV = tempered(model.logits(hidden_BSD[b_n, rows_n], numerics=self.numerics), batch.temperature)
-        all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
-        tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
-        logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
-        logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
-        with torch.no_grad():
-            entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
-            all_pi_nV = all_logp_nV.exp()
-            entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
-            squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
-        if batch.top_ids_BTK is None:
-            return Forward(batch, logp_BT, entropy_BT, squares_BT)
-        logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
-        empty_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape)
-        return Forward(batch, logp_BT, entropy_BT, squares_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
 
 
 def _top(forward: Forward, minibatch: MiniBatch, chosen: Sequence[int]) -> Top | None:
@@ -367,11 +287,3 @@ def _required(tensors: dict[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
         raise ValueError(f"checkpoint does not fit the config: it has no tensor {name}")
     return tensors[name]
-
-
-def _concat(seen: BatchRoutes) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
-    return (
-        RoutingRecord.concat(seen.used) if seen.used else None,
-        RoutingRecord.concat(seen.natural) if seen.natural else None,
-        RouterFeatures.concat(seen.features) if seen.features else None,
-    )

@@ -18,9 +18,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from scaled.cluster.stretches import Stretches, by_source
 from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
 from theory.routing.counts import RouteCounts
-from theory.routing.record import MISSING, RoutingRecord, offsets_of, place, ranges, selected_rows
+from theory.routing.packed_rows import offsets_of, place, ranges
+from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK_BYTES = 2**22
 """Bytes of ids that the driver holds at once where it writes a record down, and ranks where they compare; at least one
@@ -61,46 +63,6 @@ class Source:
         """A view of the stored ids, mapped into this process."""
         bucket: Any = ray.get(self.reference)
         return bucket.tensor(self.name)
-
-
-@dataclass(frozen=True, eq=False)
-class Stretches:
-    """Rows [first, first + num) of a response are rows [start, start + num) of a source; in the order of responses."""
-
-    source_S: Int[Tensor, " S"]
-    response_S: Int[Tensor, " S"]
-    first_S: Int[Tensor, " S"]
-    start_S: Int[Tensor, " S"]
-    num_S: Int[Tensor, " S"]
-
-    def at(self, where: Tensor) -> Stretches:
-        """Some of them, by number or by mask."""
-        columns = (self.source_S, self.response_S, self.first_S, self.start_S, self.num_S)
-        return Stretches(*(column[where] for column in columns))
-
-    @staticmethod
-    def concat(parts: Sequence[Stretches]) -> Stretches:
-        """All of them, in the order of responses, within one in that of the parts."""
-        names = ("source_S", "response_S", "first_S", "start_S", "num_S")
-        whole = Stretches(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
-        return whole.at(whole.response_S.argsort(stable=True))
-
-    def taken(
-        self,
-        num_responses: int,
-        indices_Q: Int[Tensor, " Q"],
-        rows_Q: tuple[Int[Tensor, " Q"], Int[Tensor, " Q"]],
-        places_Q: tuple[Int[Tensor, " Q"], Int[Tensor, " Q"]],
-    ) -> Stretches:
-        """Rows [from, to) of responses `indices`, moved to a response and a row of it, for each of Q."""
-        counts_B = torch.bincount(self.response_S, minlength=num_responses)
-        where, offsets = selected_rows(offsets_of(counts_B.tolist()), indices_Q.tolist())
-        q_S, old = torch.arange(len(indices_Q)).repeat_interleave(offsets.diff()), self.at(where)
-        low_S = old.first_S.maximum(rows_Q[0][q_S])
-        num_S = (old.first_S + old.num_S).minimum(rows_Q[1][q_S]) - low_S
-        response_S, first_S = places_Q[0][q_S], low_S - rows_Q[0][q_S] + places_Q[1][q_S]
-        new = Stretches(old.source_S, response_S, first_S, old.start_S + low_S - old.first_S, num_S).at(num_S > 0)
-        return new.at(new.response_S.argsort(stable=True))
 
 
 class StoredRecord(RoutingRecord):
@@ -301,13 +263,6 @@ class StoredRecord(RoutingRecord):
                 row = int((num_R != 1).nonzero()[0])
                 got = "none" if int(num_R[row]) == 0 else "more than one"
                 raise ValueError(f"expected one route of {place(row, self.offsets)}, layer {layer}, got {got}")
-
-
-def by_source(stretches: Stretches, num_sources: int) -> list[Stretches]:
-    """The stretches of each source, in their order."""
-    order = stretches.source_S.argsort(stable=True)
-    counts = torch.bincount(stretches.source_S, minlength=num_sources).tolist()
-    return [stretches.at(where) for where in order.split(counts)]
 
 
 def _own(record: StoredRecord, home: int) -> list[tuple[Source, Stretches]]:

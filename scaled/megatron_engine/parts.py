@@ -18,7 +18,8 @@ from torch import Tensor
 from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.record import RoutingRecord, offsets_of, places
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord, places
 from theory.routing.replay import ReplayContext
 
 

@@ -164,11 +164,9 @@ def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
 
 def turn_seconds(config: ScaledRun, shape: ModelShape) -> float:
     """Seconds in which the busiest rank's optimizer states leave its GPU for the engine's turn and come back."""
-    training = config.training
-    if not config.takes_turns or "optimizer" not in (training.offload or ()):
+    if not config.takes_turns or "optimizer" not in (config.training.offload or ()):
         return 0.0
-    stages = (memory.rank_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
-    largest = max(memory.optimizer_bytes(parameters, training) for parameters in stages)
+    largest = memory.most_optimizer_bytes(shape, config.training)
     return largest / (OFFLOAD_GB_S * 1e9) + largest / (RETURN_GB_S * 1e9)
 
 

@@ -13,6 +13,7 @@ from scaled.model_shape import load_shape
 from scaled.plan import compute, feasibility, memory, passes, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
+from scaled.plan.host_memory import host_memory
 from scaled.plan.layout import RankPlan, dry_run
 from scaled.plan.memory import GIB, Memory
 
@@ -109,7 +110,7 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         training=GpuBudget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
         resident=_resident(config, shape, gpu),
         rollout=GpuBudget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
-        host=memory.host_memory(config, shape),
+        host=host_memory(config, shape),
         payloads=step_payloads(config, shape),
         compute=step,
         misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),

@@ -31,7 +31,8 @@ from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampl
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.routing.features import RouterFeatures
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # vLLM's SamplingParams raises any lower one to this, other than 0

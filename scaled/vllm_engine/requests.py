@@ -14,7 +14,7 @@ import torch
 from scaled.config import RolloutBlock
 from scaled.vllm_engine.environment import OPTIONS
 from theory.contracts import Prompt, Response, Sampling
-from theory.routing.record import offsets_of
+from theory.routing.packed_rows import offsets_of
 from theory.streams import derive_seed
 from theory.top_tokens import TopTokens, id_dtype
 

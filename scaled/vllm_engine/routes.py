@@ -1,7 +1,7 @@
 """Converts the routes that vLLM returns into theory's RoutingRecord.
 
 Each function gives the rows of one response: (rows, L, K), -1 where a row is unknown. `record` packs them; trailing
-rows and layers are theory's to settle (`RoutingRecord.pack`).
+rows and layers are theory's to settle (`pack_record`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from lab.hf import ModelShape
+from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord
 
 
@@ -38,7 +39,7 @@ def record(rows_per_response: Sequence[Tensor], num_tokens: Sequence[int], shape
 
     Raises ValueError where a response of S tokens has neither S - 1 nor S rows, and theory's errors for the ids.
     """
-    return RoutingRecord.pack(
+    return pack_record(
         rows_per_response,
         num_tokens,
         shape.moe_layers,

@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.records import RecordError, RunFolder
 from lab.traces import SCHEMA, Trace
 from theory.contracts import Prompt, Response, Rollouts, TokenScores
-from theory.routing.record import RoutingRecord
+from theory.routing.payloads import pack_record
 from theory.top_tokens import TopTokens
 
 LAYERS = (1, 2, 5)
@@ -43,7 +43,7 @@ def rollouts_and_scores(lengths: list[tuple[int, int]], seed: int = 0) -> tuple[
     records = []
     for _ in range(2):
         rows = [torch.rand(P + T - 1, len(LAYERS), E, generator=generator).topk(K).indices for P, T in lengths]
-        records.append(RoutingRecord.pack(rows, [P + T for P, T in lengths], LAYERS, E))
+        records.append(pack_record(rows, [P + T for P, T in lengths], LAYERS, E))
     logp_BT = torch.full((len(lengths), max(T for _, T in lengths)), torch.nan)
     for b, (_, T) in enumerate(lengths):
         logp_BT[b, :T] = -torch.rand(T, generator=generator)

@@ -154,7 +154,7 @@ CAPTURE = (
         "B5.19",
         "Of several micro-batches' routes only the last one's are kept.",
         "Megatron-LM fork #217",
-        (Edit(f"{TRAINER}:BatchRoutes.add", "self.used.append(used)", "self.used[:] = [used]"),),
+        (Edit("sandbox.training.forward:BatchRoutes.add", "self.used.append(used)", "self.used[:] = [used]"),),
         "routes_do_not_know_micro_batches",
     ),
     Mutant(

@@ -252,9 +252,9 @@ OBJECTIVES = (
         "verl #6240, TRL #6789, prime-rl #2600 (the converse)",
         (
             Edit(
-                "sandbox.training.engine:SandboxTrainingEngine._forward",
-                "numerics=self.numerics), batch.temperature)",
-                "numerics=self.numerics), 1.0)",
+                "sandbox.training.forward:forward_pass",
+                "numerics=numerics), batch.temperature)",
+                "numerics=numerics), 1.0)",
             ),
         ),
         "log_probs_are_tempered",

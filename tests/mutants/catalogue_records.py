@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-RECORD = "theory.routing.record"
+RECORD, PACKED = "theory.routing.record", "theory.routing.packed_rows"
+PAYLOADS = "theory.routing.payloads"
 
 RECORDS = (
     Mutant(
@@ -12,7 +13,7 @@ RECORDS = (
         "B5.2",
         "A payload over all decoder layers is read as if its first columns were the MoE layers.",
         "slime #819",
-        (Edit(f"{RECORD}:_columns", "names = range(L)", "return list(range(len(kept)))"),),
+        (Edit(f"{PAYLOADS}:_columns", "names = range(L)", "return list(range(len(kept)))"),),
         "payload_is_cut_by_layer_number",
     ),
     Mutant(
@@ -20,7 +21,7 @@ RECORDS = (
         "B5.2",
         "A payload over neither the MoE layers nor all layers is cut to fit instead of refused.",
         "slime #819, verl #5452",
-        (Edit(f"{RECORD}:_columns", "elif num_decoder_layers == L:", "elif num_decoder_layers is not None:"),),
+        (Edit(f"{PAYLOADS}:_columns", "elif num_decoder_layers == L:", "elif num_decoder_layers is not None:"),),
         "odd_layer_counts_are_refused",
     ),
     Mutant(
@@ -42,7 +43,7 @@ RECORDS = (
         "B5.3",
         "Where an engine gives a row too many, the first one is dropped: all routes move by one token.",
         "slime #1045, verl align_r3",
-        (Edit(f"{RECORD}:_drop_trailing_rows", "payload[: S - 1]", "payload[len(payload) - (S - 1) :]"),),
+        (Edit(f"{PAYLOADS}:_drop_trailing_rows", "payload[: S - 1]", "payload[len(payload) - (S - 1) :]"),),
         "trailing_row_is_dropped",
     ),
     Mutant(
@@ -52,7 +53,7 @@ RECORDS = (
         "sglang #20964",
         (
             Edit(
-                f"{RECORD}:_drop_trailing_rows",
+                f"{PAYLOADS}:_drop_trailing_rows",
                 "if S < 1 or len(payload) not in (S - 1, S):",
                 "if S < 1 or len(payload) > S:",
             ),
@@ -94,7 +95,7 @@ RECORDS = (
         "B5.8",
         "A capturer that was bound too early leaves zeros, which are replayed as expert 0 on every row.",
         "vLLM #33013, slime's validator",
-        (Edit(f"{RECORD}:_check_all_zero", "if bool(dead.any()):", "if False:"),),
+        (Edit(f"{PAYLOADS}:_check_all_zero", "if bool(dead.any()):", "if False:"),),
         "unfilled_layers_are_refused",
     ),
     Mutant(
@@ -174,7 +175,7 @@ RECORDS = (
         "B5.18",
         "Routes are padded to their own longest response, tokens to a rounded width: rows go to other tokens.",
         "verl #5989, #5283, slime #2175",
-        (Edit(f"{RECORD}:flat_rows", ")) * width", ")) * max(num_rows_B)"),),
+        (Edit(f"{PACKED}:flat_rows", ")) * width", ")) * max(num_rows_B)"),),
         "records_round_trip",
         ("rows_stand_where_tokens_stand",),
     ),
@@ -191,7 +192,7 @@ RECORDS = (
         "B5.19",
         "In a packed batch every sequence writes from row 0 on: only the last one's routes are left.",
         "Megatron-LM fork #217",
-        (Edit(f"{RECORD}:flat_rows", ")) * width", ")) * 0"),),
+        (Edit(f"{PACKED}:flat_rows", ")) * width", ")) * 0"),),
         "recorded_rows_are_used",
     ),
     Mutant(
@@ -199,7 +200,7 @@ RECORDS = (
         "B5.19",
         "Splitting a packed record into micro-batches gives each of them the rows from the front.",
         "Megatron-LM fork #217",
-        (Edit(f"{RECORD}:selected_rows", "offsets[which], ", "offsets[: len(indices)], "),),
+        (Edit(f"{PACKED}:selected_rows", "offsets[which], ", "offsets[: len(indices)], "),),
         "records_split_and_join",
     ),
     Mutant(
@@ -255,7 +256,7 @@ RECORDS = (
         "verl #7407",
         (
             Edit(
-                f"{RECORD}:_narrow",
+                f"{PAYLOADS}:_narrow",
                 "_COMPARABLE.get(payload.dtype, payload.dtype)",
                 "index_dtype(num_experts)",
             ),

@@ -34,6 +34,7 @@ from tests.scaled.cluster_world import save_model
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
 from theory.routing.passes import RoutingPlan
+from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
 from theory.streams import stream
 
@@ -49,7 +50,7 @@ def routes(rollouts: Rollouts, seed: int) -> RoutingRecord:
     lengths = [response.num_tokens for response in rollouts.responses]
     first = torch.randint(EXPERTS // SLOTS, (sum(lengths) - len(lengths), LAYERS, 1), generator=stream(seed, "routes"))
     ids = (first + torch.arange(SLOTS) * (EXPERTS // SLOTS)).to(torch.int16)
-    return RoutingRecord.pack(list(ids.split([n - 1 for n in lengths])), lengths, tuple(range(LAYERS)), EXPERTS)
+    return pack_record(list(ids.split([n - 1 for n in lengths])), lengths, tuple(range(LAYERS)), EXPERTS)
 
 
 class IdleEngine:

@@ -23,9 +23,11 @@ from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts
 from theory.objectives import Objective, preset
 from theory.routing.features import draw_rows
 from theory.routing.gates import GATES
+from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import RoutingPlan
+from theory.routing.payloads import pack_record
 from theory.routing.predictor import PredictorSettings
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.record import RoutingRecord
 from theory.streams import stream
 from theory.top_tokens import TopTokens
 
@@ -115,7 +117,7 @@ def altered_routes(rollouts: Rollouts, numbers: Sequence[int], missing: float = 
         ids = torch.rand(rows, len(numbers), EXPERTS, generator=draws).argsort(dim=-1)[..., :SLOTS]
         ids[torch.rand(rows, generator=draws) < missing] = -1
         payloads.append(ids)
-    return RoutingRecord.pack(payloads, [r.num_tokens for r in rollouts.responses], numbers, EXPERTS)
+    return pack_record(payloads, [r.num_tokens for r in rollouts.responses], numbers, EXPERTS)
 
 
 def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:

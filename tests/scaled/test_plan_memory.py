@@ -17,6 +17,7 @@ from scaled.config import ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
 from scaled.plan import feasibility, memory, payloads
 from scaled.plan.hardware import GPUS, gpu_named
+from scaled.plan.host_memory import host_memory
 from scaled.plan.layout import dry_run
 from scaled.plan.memory import GIB
 from scaled.plan.summary import step_payloads
@@ -167,7 +168,7 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
     top = TopTokens.of(torch.zeros(7, QWEN.vocab_size), 8, torch.tensor([0, 7]))
     payload = step_payloads(centred, QWEN)
     assert payload["mu's likeliest tokens"] == top.num_bytes // 7 * tokens == 8 * (4 + 4) * tokens
-    assert memory.host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens
+    assert host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens
     name = "mu's likeliest tokens of a micro-batch"
     last = centred.training.pipeline_parallel - 1
     budget = centred.training.max_tokens_per_micro_batch
@@ -190,7 +191,7 @@ def test_routes_are_counted_where_they_are_stored():
     assert one == responses * 34_816 * 48 * 8 * 2
 
     def stored(*words: str) -> float:
-        return memory.host_memory(recipe(*words), QWEN).parts["routing records"] / one
+        return host_memory(recipe(*words), QWEN).parts["routing records"] / one
 
     machines = -(-config.training.num_ranks // 8)
     assert stored() == pytest.approx(1 + 3 / machines)
@@ -199,7 +200,7 @@ def test_routes_are_counted_where_they_are_stored():
     assert stored(*separate) == pytest.approx(2 + 3 / machines)
     wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
     assert stored(*wide) == pytest.approx(1 + 3 / 2)
-    assert "routing records" not in memory.host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
+    assert "routing records" not in host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
 
 
 def test_routers_scores_are_counted():
@@ -209,8 +210,8 @@ def test_routers_scores_are_counted():
     algorithm, rows = shifted.algorithm.build(), shifted.rollout.max_model_len
     expected = 4 * 48 * 8 * algorithm.num_prompts * algorithm.num_responses * rows
     assert step_payloads(shifted, QWEN)["old's router scores, float32"] == expected
-    assert memory.host_memory(shifted, QWEN).parts["old's router scores"] == expected
-    assert "old's router scores" not in memory.host_memory(recipe(), QWEN).parts
+    assert host_memory(shifted, QWEN).parts["old's router scores"] == expected
+    assert "old's router scores" not in host_memory(recipe(), QWEN).parts
 
 
 def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
@@ -283,7 +284,7 @@ def test_colocated_gpus_hold_both_in_turn():
     assert set(kept.parts) == {"weights", "context and buffers"}
     parameters = memory.rank_parameters(QWEN, fits.training)
     states = memory.optimizer_bytes(parameters, fits.training)
-    assert memory.host_memory(fits, QWEN).parts["optimizer states while engines are awake"] == 8 * states
+    assert host_memory(fits, QWEN).parts["optimizer states while engines are awake"] == 8 * states
 
 
 def test_engines_that_sample_meanwhile_leave_less():
@@ -314,5 +315,5 @@ def test_the_copy_of_a_checkpoint_is_counted() -> None:
     """Asynchronous, each machine has room for its ranks' share of 14 bytes per weight; otherwise there is no copy."""
     words = ("--cluster.num_nodes", "2", "--training.num_ranks", "16", "--training.expert_parallel", "8")
     plain, copied = (recipe(*words, "--checkpoint.asynchronous", value) for value in ("false", "true"))
-    more = memory.host_memory(copied, QWEN).total - memory.host_memory(plain, QWEN).total
+    more = host_memory(copied, QWEN).total - host_memory(plain, QWEN).total
     assert more == 14 * QWEN.num_parameters // 2

@@ -18,7 +18,8 @@ from scaled.cluster.routes import StoredRecord, pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, ScorePart, TokenPart, assemble_scores
 from theory.routing.measures import routing_metrics
-from theory.routing.record import MISSING, RoutingRecord, index_dtype, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
 LAYERS, SLOTS, EXPERTS = (1, 2, 5, 8), 2, 9

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
-from theory.routing.record import offsets_of
+from theory.routing.packed_rows import offsets_of
 from theory.streams import stream
 
 D, E, K = 4, 6, 2

@@ -12,7 +12,9 @@ from theory.exact.groups import Group, classes, moments
 from theory.objectives import preset
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.objective import combine_metrics
-from theory.routing.record import MISSING, RoutingRecord, check_offsets, index_dtype
+from theory.routing.packed_rows import check_offsets
+from theory.routing.payloads import pack_record
+from theory.routing.record import MISSING, RoutingRecord, index_dtype
 
 IDS = torch.tensor([[[0, 1]], [[1, 2]]])
 LOGP = torch.tensor([[-1.0]])
@@ -20,7 +22,7 @@ LOGP = torch.tensor([[-1.0]])
 
 def record() -> RoutingRecord:
     """Two rows over layer 3."""
-    return RoutingRecord.pack([IDS], [3], (3,), 4)
+    return pack_record([IDS], [3], (3,), 4)
 
 
 def many_classes() -> None:
@@ -36,21 +38,19 @@ LINES: dict[str, Callable[[], object]] = {
     "expected from 1 to 4 slots, got 5": lambda: RoutingRecord(
         torch.arange(5, dtype=torch.int8).view(1, 1, 5), torch.tensor([0, 1]), (3,), 4
     ),
-    "expected a payload for each of 2 responses, got 1 payloads": lambda: RoutingRecord.pack([IDS], [3, 3], (3,), 4),
-    "expected a payload for each of 0 responses, got 0 payloads": lambda: RoutingRecord.pack([], [], (3,), 4),
-    "response 1: expected 2 slots as in response 0, got 1": lambda: RoutingRecord.pack(
-        [IDS, IDS[..., :1]], [3, 3], (3,), 4
-    ),
+    "expected a payload for each of 2 responses, got 1 payloads": lambda: pack_record([IDS], [3, 3], (3,), 4),
+    "expected a payload for each of 0 responses, got 0 payloads": lambda: pack_record([], [], (3,), 4),
+    "response 1: expected 2 slots as in response 0, got 1": lambda: pack_record([IDS, IDS[..., :1]], [3, 3], (3,), 4),
     "expected 0 <= start <= stop, got [2, 1)": lambda: record().part(rows=(2, 1)),
     "expected 0 <= start <= stop, got [-1, 1)": lambda: record().part(rows=(-1, 1)),
     "expected at least one record, got none": lambda: RoutingRecord.concat([]),
     "expected (layers, slots, experts) ((3,), 2, 4), got ((3,), 2, 5)": lambda: record().check_same_rows(
-        RoutingRecord.pack([IDS], [3], (3,), 5)
+        pack_record([IDS], [3], (3,), 5)
     ),
-    "response 0: expected ids of shape (rows, layers, slots), got (2, 2)": lambda: RoutingRecord.pack(
+    "response 0: expected ids of shape (rows, layers, slots), got (2, 2)": lambda: pack_record(
         [IDS[:, 0]], [3], (3,), 4
     ),
-    "response 0: expected layers [3, 7], got a payload of [3, 5] without [7]": lambda: RoutingRecord.pack(
+    "response 0: expected layers [3, 7], got a payload of [3, 5] without [7]": lambda: pack_record(
         [IDS.expand(-1, 2, -1)], [3], (3, 5), 4, moe_layer_numbers=(3, 7)
     ),
     "expected offsets that rise from 0 to 2 rows, got []": lambda: check_offsets(torch.zeros(0, dtype=torch.int64), 2),
@@ -80,7 +80,7 @@ def test_what_is_no_error() -> None:
     assert record().part(rows=(1, 1)).num_rows_B == [0]
     assert len(record().select([])) == 0
     assert record().select([]).padded(0).shape[0] == 0
-    assert RoutingRecord.pack([IDS[:0]], [1], (3,), 4).num_rows_B == [0]
+    assert pack_record([IDS[:0]], [1], (3,), 4).num_rows_B == [0]
     everything = torch.arange(4, dtype=torch.int8).view(1, 1, 4)
     assert RoutingRecord(everything, torch.tensor([0, 1]), (3,), 4).num_slots == 4
-    assert RoutingRecord.pack([torch.full((2, 1, 2), MISSING)], [3], (3,), 4).num_missing_rows == 2
+    assert pack_record([torch.full((2, 1, 2), MISSING)], [3], (3,), 4).num_missing_rows == 2

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.theory.exact_runs import make_task
+from theory.exact.batch import Batch
 from theory.exact.engines import engine
-from theory.exact.expected import Batch, Update
+from theory.exact.expected import Update
 from theory.exact.groups import Group
 from theory.exact.training import Settings, train
 from theory.objectives import Objective, Top, Totals, correction, preset
@@ -24,7 +25,7 @@ def updates(objective: Objective, group: Group) -> tuple[Update, Update]:
     mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
     plain = replace(objective, centering="none")
     batches = [Batch(task.forest, mu, policy.logp(), task.reward_Y, one, group) for one in (objective, plain)]
-    return batches[0].update(policy), batches[1].update(policy)
+    return Update.at(batches[0], policy), Update.at(batches[1], policy)
 
 
 @pytest.mark.parametrize("group", [Group(None), Group(4)], ids=["infinite", "of four"])
@@ -53,7 +54,7 @@ def test_a_step_is_the_mean_of_the_objectives_own(name: str) -> None:
     first = make_task()[1]
     # A step away from old, so that bounds bind and weights part.
     policy = first.moved(torch.randn(len(first.parameters), generator=stream(0, "step"), dtype=torch.float64))
-    centred, forest = batch.update(policy), batch.forest
+    centred, forest = Update.at(batch, policy), batch.forest
     pi_NV, old_NV, mu_NV = (torch.cat(list(x)) for x in (policy.logp(), batch.logp_old, batch.logp_mu))
     leaf_NV = pi_NV.clone().requires_grad_()
     tops = (x_NV[forest.node_BT] for x_NV in (leaf_NV, old_NV, mu_NV))

@@ -12,9 +12,10 @@ from torch import Tensor
 from tests.theory.exact_runs import SETTLED, groups_of, make_task
 from theory import advantages
 from theory.exact import noise
+from theory.exact.batch import Batch
 from theory.exact.engines import engine
 from theory.exact.estimator import Problem, coefficients, estimate
-from theory.exact.expected import Batch, Update
+from theory.exact.expected import Update
 from theory.exact.groups import Group
 from theory.exact.noise import draw, variance
 from theory.exact.rates import reinforce
@@ -33,7 +34,7 @@ def updates(objective: Objective, group: Group, num_samplers: int = 1, **sizes: 
     step = torch.randn(policy.parameters.shape, generator=generator, dtype=torch.float64)
     old = policy.moved(0.1 * step)
     samplers = [engine("fixed", 0.5, old, generator).samplers(old)[0] for _ in range(num_samplers)]
-    return [Batch(task.forest, mu, old.logp(), task.reward_Y, objective, group).update(policy) for mu in samplers]
+    return [Update.at(Batch(task.forest, mu, old.logp(), task.reward_Y, objective, group), policy) for mu in samplers]
 
 
 def response_gradients(update: Update) -> Tensor:

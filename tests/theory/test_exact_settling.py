@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.theory.exact_runs import NORMALISED, SETTLED, make_task
 from theory import advantages
-from theory.exact.expected import Batch
+from theory.exact.batch import Batch
+from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import Edges
@@ -53,6 +54,6 @@ def test_a_batch_in_mu_s_proportions_gives_the_expected_update(name: str) -> Non
     out = settled(leaf_BT, old_BT, mu_BT, A_B, paths.is_response_BT, advantages_BT=A_BT)
     edges = forest.zero_edges()
     forest.scatter(edges, torch.autograd.grad(out.objective, leaf_BT)[0], paths)
-    update = Batch(forest, mu, old.logp(), task.reward_Y, objective, Group(None)).update(policy)
+    update = Update.at(Batch(forest, mu, old.logp(), task.reward_Y, objective, Group(None)), policy)
     found = policy.pullback(edges)
     assert torch.allclose(update.gradient, found, atol=1e-13) and float(found.norm()) > 1e-2

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tests.theory.exact_runs import NORMALISED, SETTLED, groups_of, make_task, sampled_run
 from theory.exact import engines
+from theory.exact.batch import Batch
 from theory.exact.engines import engine
 from theory.exact.estimator import Problem, estimate, true_gradient, value
-from theory.exact.expected import Batch
+from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import Edges
@@ -51,7 +52,7 @@ def test_the_update_is_the_audit_s(name: str) -> None:
         old = policy.moved(0.3 * torch.randn(policy.parameters.shape, generator=generator, dtype=torch.float64))
         mu = engine("fixed", 0.5, old, generator).samplers(old)[0]
         for group in groups_of(OBJECTIVES[name], GROUPS):
-            update = Batch(task.forest, mu, old.logp(), task.reward_Y, OBJECTIVES[name], group).update(policy)
+            update = Update.at(Batch(task.forest, mu, old.logp(), task.reward_Y, OBJECTIVES[name], group), policy)
             audited = estimate(Problem(policy, mu, old.logp(), task.reward_Y), OBJECTIVES[name], group)
             assert torch.allclose(update.gradient, audited.mean, atol=1e-13)
 
@@ -68,7 +69,7 @@ def test_prompts_are_averaged_and_openings_compared(name: str, group: Group) -> 
     assert isinstance(policy, TabularPolicy)
     logp, forest = policy.logp(), task.forest
     mu = engine("fixed", 0.5, policy, stream(0, "prompts")).samplers(policy)[0]
-    update = Batch(forest, mu, logp, task.reward_Y, objective, group).update(policy)
+    update = Update.at(Batch(forest, mu, logp, task.reward_Y, objective, group), policy)
     one = Forest.uniform(forest.tree, 1, 2)
 
     def half(edges: Edges, prompt: int) -> list[Tensor]:
@@ -88,9 +89,8 @@ def test_an_update_is_the_sum_of_its_responses(name: str) -> None:
     """Where every response has one sign of advantage, the whole is what its even and its odd responses add up to."""
     task, policy = make_task("network")
     mu = engine("fixed", 0.5, policy, stream(0, "sum")).samplers(policy)[0]
-    update = Batch(task.forest, mu, policy.logp(), task.reward_Y, preset(name), Group(None, "mean")).update(
-        policy.moved(0.1 * torch.ones_like(policy.parameters))
-    )
+    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, preset(name), Group(None, "mean"))
+    update = Update.at(batch, policy.moved(0.1 * torch.ones_like(policy.parameters)))
     shares_sY1 = update.batch.shares_sY[:, :, None]
     assert ((shares_sY1 > 0).sum(0) == 1).all() and (shares_sY1.sum(1) > 0).all()
     odd_Y1 = (torch.arange(shares_sY1.shape[1]) % 2 == 1)[:, None]
@@ -153,7 +153,7 @@ def test_the_drift_is_what_centring_takes_off() -> None:
     task, policy = make_task(prompts=1, openings=2)
     forest, logp = task.forest, policy.logp()
     mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
-    update = Batch(forest, mu, logp, task.reward_Y, reinforce("none"), Group(None)).update(policy)
+    update = Update.at(Batch(forest, mu, logp, task.reward_Y, reinforce("none"), Group(None)), policy)
     scores = []  # of every edge, a depth at a time: one-hot cotangents
     for t, n in enumerate(forest.sizes):
         for node in range(n):
@@ -180,7 +180,8 @@ def test_only_an_unweighted_update_drifts(weight: str) -> None:
     """E_mu[w_t g_t | y_<t] = 0 for the token, prefix and sequence weight (theory/exact/decomposition.py, fact 1)."""
     task, policy = make_task()
     mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
-    drift = Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)).update(policy).drift
+    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None))
+    drift = Update.at(batch, policy).drift
     assert (float(drift.norm()) > 1e-3) == (weight == "none")
     assert weight == "none" or float(drift.norm()) < 1e-15
 
@@ -281,7 +282,7 @@ def test_mini_batches_share_a_rollout() -> None:
     for _ in range(2):
         batch = Batch(task.forest, own.samplers(policy)[0], policy.logp(), task.reward_Y, objective, Group(None))
         for _ in range(3):
-            policy = policy.moved(0.5 * batch.update(policy).gradient)
+            policy = policy.moved(0.5 * Update.at(batch, policy).gradient)
     assert torch.allclose(found.policy.parameters, policy.parameters, atol=1e-14)
 
 
@@ -319,7 +320,7 @@ def test_tokens_that_are_never_sampled_count_for_nothing() -> None:
     nearly = [x.clamp(min=-40.0).log_softmax(1) for x in cut]
     for weight in WEIGHTS:
         a, b = (
-            Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)).update(policy)
+            Update.at(Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)), policy)
             for mu in (cut, nearly)
         )
         if weight == "none":

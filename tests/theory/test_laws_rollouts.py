@@ -8,7 +8,8 @@ import torch
 from theory.contracts import Prompt, Response, Rollouts
 from theory.objectives import preset
 from theory.routing.features import RouterFeatures
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 from theory.streams import stream
 
 LENGTHS = ((3, 4), (1, 1), (5, 2))

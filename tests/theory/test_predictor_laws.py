@@ -30,8 +30,8 @@ from tests.theory.predictor_batches import (
 from theory.bounds.topk import margin, route_flips, swap_cost
 from theory.routing.features import RouterFeatures, draw_rows
 from theory.routing.gates import GATES, select, weigh
+from theory.routing.packed_rows import offsets_of
 from theory.routing.predictor import LOSSES, PredictorSettings, PredictorTrainer, fold, kl_loss, predictive_logits
-from theory.routing.record import offsets_of
 from theory.streams import stream
 
 # ---- the losses as functions of W_p ----------------------------------------------------------------------------------

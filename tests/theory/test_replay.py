@@ -27,9 +27,10 @@ from tests.theory.tiny_moe import (
 )
 from theory.routing import replay
 from theory.routing.gates import GATES, route, weigh
+from theory.routing.packed_rows import flat_rows
 from theory.routing.passes import MODES, PASSES, Mode, RoutingPlan
 from theory.routing.predictor import predictive_logits
-from theory.routing.record import MISSING, flat_rows
+from theory.routing.record import MISSING
 from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.streams import stream
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from theory.routing.features import RouterFeatures, draw_rows
-from theory.routing.record import offsets_of
+from theory.routing.packed_rows import offsets_of
 from theory.streams import stream
 
 LAYERS = (1, 2, 5)

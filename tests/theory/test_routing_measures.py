@@ -23,6 +23,7 @@ from theory.routing.measures import (
     token_disagreement,
     token_level_histogram,
 )
+from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
@@ -49,7 +50,7 @@ def draw_record(
         ids = names[ids] + 1
         ids[torch.randperm(n, generator=generator)[:num_missing], 1] = MISSING
         payloads.append(ids)
-    return RoutingRecord.pack(payloads, [n + 1 for n in num_rows], LAYERS, E)
+    return pack_record(payloads, [n + 1 for n in num_rows], LAYERS, E)
 
 
 def brute_force(a: RoutingRecord, b: RoutingRecord) -> dict[str, list[float]]:
@@ -138,8 +139,8 @@ def test_measures_are_symmetric_and_do_not_know_names(seed: int, num_rows: list[
 def test_disjoint_routes_differ_in_every_slot() -> None:
     """Records without a common expert have d = K everywhere, and d = -1 marks rows that cannot be compared."""
     payload = torch.tensor([[[0, 1], [0, 1]], [[2, 1], [-1, -1]]])
-    a = RoutingRecord.pack([payload], [3], LAYERS, E)
-    b = RoutingRecord.pack([torch.tensor([[[4, 5], [4, 5]], [[1, 2], [1, 2]]])], [3], LAYERS, E)
+    a = pack_record([payload], [3], LAYERS, E)
+    b = pack_record([torch.tensor([[[4, 5], [4, 5]], [[1, 2], [1, 2]]])], [3], LAYERS, E)
     assert difference_counts(a, b).tolist() == [[2, 2], [0, -1]]
     assert router_disagreement(a, b) == pytest.approx(2 / 3)
     assert routing_metrics(a, b)["routing/sequence_mean_difference"] == 4
@@ -165,7 +166,7 @@ def test_a_layer_that_one_record_lacks_leaves_the_routers_of_the_others() -> Non
 def test_no_data_is_an_error_not_a_zero() -> None:
     """Records with no common row, or over other rows, cannot be compared."""
     whole = draw_record(0, [2], 2)
-    lost = RoutingRecord.pack([torch.full((2, 2, 2), MISSING)], [3], LAYERS, E)
+    lost = pack_record([torch.full((2, 2, 2), MISSING)], [3], LAYERS, E)
     assert routing_metrics(whole, lost) == {}
     with pytest.raises(ValueError, match="present in both records, got none of 4"):
         router_disagreement(whole, lost)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
@@ -33,7 +34,7 @@ def pack(
 ) -> RoutingRecord:
     """A random record over LAYERS."""
     payloads = draw_payloads(seed, list(num_tokens), len(LAYERS), K, E, **kwargs)
-    return RoutingRecord.pack(payloads, num_tokens, LAYERS, E)
+    return pack_record(payloads, num_tokens, LAYERS, E)
 
 
 sizes = st.lists(st.integers(2, 9), min_size=1, max_size=5)
@@ -43,7 +44,7 @@ sizes = st.lists(st.integers(2, 9), min_size=1, max_size=5)
 def test_record_round_trips(seed: int, num_tokens: list[int], num_missing: int, K: int) -> None:
     """Packing keeps every row-layer's set of ids, per response, and padding adds nothing but -1."""
     payloads = draw_payloads(seed, num_tokens, 3, K, 9, num_missing)
-    record = RoutingRecord.pack(payloads, num_tokens, LAYERS, 9)
+    record = pack_record(payloads, num_tokens, LAYERS, 9)
     assert len(record) == len(num_tokens)
     assert record.num_rows_B == [S - 1 for S in num_tokens]
     padded = record.padded(max(num_tokens) + 1)
@@ -61,7 +62,7 @@ def test_record_round_trips(seed: int, num_tokens: list[int], num_missing: int, 
 @given(seed=st.integers(0, 999), num_tokens=sizes, data=st.data())
 def test_select_then_concat_is_the_record(seed: int, num_tokens: list[int], data: st.DataObject) -> None:
     """Splitting a record at any point, or permuting it there and back, gives the record again."""
-    record = RoutingRecord.pack(draw_payloads(seed, num_tokens, 3, 2, 8), num_tokens, LAYERS, 8)
+    record = pack_record(draw_payloads(seed, num_tokens, 3, 2, 8), num_tokens, LAYERS, 8)
     B = len(num_tokens)
     cut = data.draw(st.integers(0, B))
     order = data.draw(st.permutations(range(B)))
@@ -90,7 +91,7 @@ def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: 
     assert index_dtype(num_experts) == expected
     if num_experts >= 2:
         top = num_experts - 1
-        record = RoutingRecord.pack([torch.tensor([[[top, 0]]])], [2], (0,), num_experts)
+        record = pack_record([torch.tensor([[[top, 0]]])], [2], (0,), num_experts)
         assert record.experts.tolist() == [[[0, top]]]
         assert record.nbytes == 2 * expected.itemsize
 
@@ -105,10 +106,10 @@ def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: 
 def test_payloads_of_every_integer_type_are_read_by_value(dtype: torch.dtype, top: int) -> None:
     """An id stays what it is in whatever type it came, and one out of range is found there: nothing wraps."""
     payload = torch.tensor([[[top, 3], [5, top]]]).to(dtype)
-    record = RoutingRecord.pack([payload], [2], (4, 1), 100_000, moe_layer_numbers=(1,))
+    record = pack_record([payload], [2], (4, 1), 100_000, moe_layer_numbers=(1,))
     assert record.experts.tolist() == [[[5, top]]]
     with pytest.raises(ValueError, match=rf"expected expert ids in \[0, {top}\) or -1, got \[5, {top}\]"):
-        RoutingRecord.pack([payload], [2], (4, 1), top, moe_layer_numbers=(1,))
+        pack_record([payload], [2], (4, 1), top, moe_layer_numbers=(1,))
 
 
 def test_a_part_is_cut_at_once() -> None:
@@ -128,7 +129,7 @@ def test_one_trailing_row_is_dropped_and_said() -> None:
     payloads = draw_payloads(0, [6, 4], 3, 2, 8)
     long = torch.cat([payloads[1], payloads[1][:1]])
     with pytest.warns(UserWarning, match=re.escape("response 1: 4 rows for 4 tokens")):
-        record = RoutingRecord.pack([payloads[0], long], [6, 4], LAYERS, 8)
+        record = pack_record([payloads[0], long], [6, 4], LAYERS, 8)
     assert torch.equal(record.rows(1), payloads[1].sort(dim=-1).values.to(torch.int8))
 
 
@@ -137,7 +138,7 @@ def test_any_other_number_of_rows_is_an_error(num_rows: int) -> None:
     """S tokens have S - 1 rows: the message names both numbers and the response."""
     rows = draw_payloads(1, [20], 3, 2, 8)[0][:num_rows]
     with pytest.raises(ValueError, match=f"response 1: expected 4 rows for 5 tokens, got {num_rows}"):
-        RoutingRecord.pack([draw_payloads(0, [4], 3, 2, 8)[0], rows], [4, 5], LAYERS, 8)
+        pack_record([draw_payloads(0, [4], 3, 2, 8)[0], rows], [4, 5], LAYERS, 8)
 
 
 def test_payload_over_all_decoder_layers_is_cut_by_number() -> None:
@@ -145,8 +146,8 @@ def test_payload_over_all_decoder_layers_is_cut_by_number() -> None:
     payload = draw_payloads(0, [6], 6, 2, 8)[0]
     expected = payload[:, list(LAYERS)].sort(dim=-1).values.to(torch.int8)
     payload[:, [0, 3, 4]] = 99
-    by_depth = RoutingRecord.pack([payload], [6], LAYERS, 8, num_decoder_layers=6)
-    by_names = RoutingRecord.pack([payload], [6], range(6), 8, moe_layer_numbers=LAYERS)
+    by_depth = pack_record([payload], [6], LAYERS, 8, num_decoder_layers=6)
+    by_names = pack_record([payload], [6], range(6), 8, moe_layer_numbers=LAYERS)
     for record in (by_depth, by_names):
         assert record.layer_numbers == LAYERS
         assert torch.equal(record.experts, expected)
@@ -155,7 +156,7 @@ def test_payload_over_all_decoder_layers_is_cut_by_number() -> None:
 def test_layers_are_bound_by_number_not_by_order() -> None:
     """Payload columns named in another order land at their own layers."""
     payload = draw_payloads(0, [6], 3, 2, 8)[0]
-    record = RoutingRecord.pack([payload], [6], (5, 1, 2), 8)
+    record = pack_record([payload], [6], (5, 1, 2), 8)
     assert torch.equal(record.layer(5), payload[:, 0].sort(dim=-1).values.to(torch.int8))
     with pytest.raises(ValueError, match=r"\[1, 2, 5\], got layer 3"):
         record.layer(3)
@@ -166,7 +167,7 @@ def test_layer_count_that_fits_neither_is_an_error(L: int) -> None:
     """A payload over neither the MoE layers nor all decoder layers names the three numbers."""
     payload = draw_payloads(0, [4], L, 2, 8)
     with pytest.raises(ValueError, match=rf"expected 3 layers \[1, 2, 5\], or all 6 decoder layers, got {L}"):
-        RoutingRecord.pack(payload, [4], LAYERS, 8, num_decoder_layers=6)
+        pack_record(payload, [4], LAYERS, 8, num_decoder_layers=6)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_bad_ids_name_response_row_and_layer(ids: list[int], message: str) -> No
     payloads = draw_payloads(0, [4, 6, 3], 3, 2, 8)
     payloads[1][2, 2] = torch.tensor(ids)
     with pytest.raises(ValueError, match=message):
-        RoutingRecord.pack(payloads, [4, 6, 3], LAYERS, 8)
+        pack_record(payloads, [4, 6, 3], LAYERS, 8)
 
 
 def with_a_layer_of_zeros(K: int) -> list[Tensor]:
@@ -201,14 +202,14 @@ ZEROS = r"layer 2: expected routed experts, got id 0 in every slot of all 6"
 def test_layer_that_was_never_captured_is_an_error() -> None:
     """A layer of zeros is an unfilled buffer (vLLM #33013, #35623), also where rows are missing."""
     with pytest.raises(ValueError, match=ZEROS):
-        RoutingRecord.pack(with_a_layer_of_zeros(K=2), [4, 6], LAYERS, 8)
+        pack_record(with_a_layer_of_zeros(K=2), [4, 6], LAYERS, 8)
 
 
 def test_a_top_1_layer_may_have_chosen_expert_0_throughout() -> None:
     """With one slot a row that chose expert 0 looks like one that was never filled: it is kept, and said."""
     payloads = with_a_layer_of_zeros(K=1)
     with pytest.warns(UserWarning, match=ZEROS):
-        record = RoutingRecord.pack(payloads, [4, 6], LAYERS, 8)
+        record = pack_record(payloads, [4, 6], LAYERS, 8)
     assert record.layer(2).tolist() == torch.cat(payloads)[:, 1].tolist()
 
 
@@ -216,7 +217,7 @@ def test_a_top_1_layer_may_have_chosen_expert_0_throughout() -> None:
 def test_ids_that_are_no_integers_are_an_error(dtype: torch.dtype) -> None:
     """Ids come as integers or not at all."""
     with pytest.raises(ValueError, match=f"response 0: expected integer expert ids, got {dtype}"):
-        RoutingRecord.pack([torch.zeros(3, 3, 2, dtype=dtype)], [4], LAYERS, 8)
+        pack_record([torch.zeros(3, 3, 2, dtype=dtype)], [4], LAYERS, 8)
 
 
 def test_a_record_cannot_be_built_invalid() -> None:
@@ -266,7 +267,7 @@ def test_layers_of_a_stage_are_those_columns() -> None:
 @given(seed=st.integers(0, 999), num_tokens=sizes, width=st.integers(1, 4))
 def test_windows_partition_every_response(seed: int, num_tokens: list[int], width: int) -> None:
     """Windows of equal width hold each response's rows once and in order, as sequence-parallel ranks share them."""
-    record = RoutingRecord.pack(draw_payloads(seed, num_tokens, 3, 2, 9), num_tokens, LAYERS, 9)
+    record = pack_record(draw_payloads(seed, num_tokens, 3, 2, 9), num_tokens, LAYERS, 9)
     windows = [record.part(rows=(start, start + width)) for start in range(0, max(num_tokens), width)]
     for b in range(len(record)):
         assert torch.equal(torch.cat([w.rows(b) for w in windows]), record.rows(b))

@@ -16,7 +16,8 @@ from theory.contracts import Environment, Prompt, Response, RolloutEngine, Rollo
 from theory.loop import feature_rows
 from theory.objectives import preset
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
-from theory.routing.record import RoutingRecord, offsets_of
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
 from theory.step_metrics import rollout_metrics
 from theory.streams import derive_seed, stream
 from theory.turns import roll_out, sampled_tokens

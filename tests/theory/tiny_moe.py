@@ -10,6 +10,7 @@ from torch import Tensor
 
 from theory.routing.gates import GATES, Gate
 from theory.routing.passes import RoutingPlan
+from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord
 from theory.routing.replay import NaturalRouting, ReplayContext
 from theory.streams import stream
@@ -61,7 +62,7 @@ def draw_record(seed: int, num_rows: list[int], num_missing: int = 0) -> Routing
         ids = torch.rand(n, len(LAYERS), E, generator=generator).argsort(dim=-1)[..., :K]
         ids[torch.randperm(n, generator=generator)[:num_missing], 1] = MISSING
         payloads.append(ids)
-    return RoutingRecord.pack(payloads, [n + 1 for n in num_rows], LAYERS, E)
+    return pack_record(payloads, [n + 1 for n in num_rows], LAYERS, E)
 
 
 def draw_predictor(seed: int, size: float = 0.5) -> dict[int, Tensor]:

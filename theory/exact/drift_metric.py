@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.drift import squared_drift
-from theory.exact.expected import Batch, Update
+from theory.exact.batch import Batch
+from theory.exact.expected import Update
 from theory.objectives import AGGREGATIONS
 
 

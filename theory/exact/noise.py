@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.exact.expected import PromptGroup, Update
+from theory.exact.batch import PromptGroup
+from theory.exact.expected import Update
 
 
 def variance(updates: Sequence[Update]) -> float:

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from theory.exact.batch import Batch
 from theory.exact.engines import MovablePolicy, Rollout, RollsOut
-from theory.exact.expected import Batch, Update, mean_gradient
+from theory.exact.expected import Update, mean_gradient
 from theory.exact.groups import Group
 from theory.exact.noise import draw
 from theory.exact.settling import require_group
@@ -163,8 +164,8 @@ def _rolled_out(
 
 def _updates(rolled: Rolled, policy: MovablePolicy) -> list[Update]:
     return [
-        batch.update(
-            rollout.trained(policy), rollout.router_shift(policy) if batch.objective.uses_router_shift else None
+        Update.at(
+            batch, rollout.trained(policy), rollout.router_shift(policy) if batch.objective.uses_router_shift else None
         )
         for batch, rollout in rolled
     ]

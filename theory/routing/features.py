@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from theory.routing.record import check_layer_numbers, check_offsets, offsets_of, selected_rows
+from theory.routing.packed_rows import check_offsets, offsets_of, selected_rows
+from theory.routing.record import check_layer_numbers
 
 
 @dataclass(frozen=True, eq=False)

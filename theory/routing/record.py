@@ -9,7 +9,6 @@ Papers: R3 (arXiv 2510.11370) Eq. 5 and sec. 4.2, Pr2 (arXiv 2606.00395) App. E.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from theory.routing.counts import RouteCounts
+from theory.routing.packed_rows import check_offsets, flat_rows, offsets_of, place, ranges, selected_rows
 
 MISSING = -1
 """The id in every slot of a row-layer that was not recorded; such a row is routed naturally."""
@@ -73,44 +73,6 @@ class RoutingRecord:
                 f"ascending expert ids in [0, {self.num_experts}), or -1 in every slot, "
                 f"got {self.experts[row, layer].tolist()}"
             )
-
-    @staticmethod
-    def pack(
-        rows_per_response: Sequence[Tensor],
-        num_tokens: Sequence[int],
-        layer_numbers: Sequence[int],
-        num_experts: int,
-        *,
-        moe_layer_numbers: Sequence[int] | None = None,
-        num_decoder_layers: int | None = None,
-    ) -> RoutingRecord:
-        """The record of engine payloads, one (rows, L, K) integer tensor per response of `num_tokens[b]` tokens.
-
-        `layer_numbers` names the payload's L columns; `moe_layer_numbers` the ones to keep (default: all of them). A
-        payload of `num_decoder_layers` columns is over all decoder layers and is cut to the kept ones. Exactly one row
-        too many (an engine that ran the last token) is dropped with a warning; any other number of rows than S - 1 is
-        an error: a caller that lost rows must mark them by -1. A layer whose recorded ids are all 0 looks like an
-        unfilled buffer: an error, or a warning where K = 1, where every row may have chosen expert 0. Slots are sorted
-        into ascending order.
-        """
-        if len(rows_per_response) != len(num_tokens) or not rows_per_response:
-            raise ValueError(
-                f"expected a payload for each of {len(num_tokens)} responses, got {len(rows_per_response)} payloads"
-            )
-        check_layer_numbers(sorted(layer_numbers))
-        kept = tuple(sorted(layer_numbers if moe_layer_numbers is None else moe_layer_numbers))
-        check_layer_numbers(kept)
-        payloads = _drop_trailing_rows(rows_per_response, num_tokens)
-        K = payloads[0].shape[2]
-        packed = []
-        for b, payload in enumerate(payloads):
-            if payload.shape[2] != K:
-                raise ValueError(f"response {b}: expected {K} slots as in response 0, got {payload.shape[2]}")
-            columns = _columns(payload.shape[1], tuple(layer_numbers), kept, num_decoder_layers, b)
-            packed.append(_narrow(payload, columns, num_experts, kept, b))
-        experts = torch.cat(packed)
-        _check_all_zero(experts, kept, num_experts)
-        return RoutingRecord(experts, offsets_of([len(p) for p in packed]).to(experts.device), kept, num_experts)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -296,11 +258,6 @@ class RoutingRecord:
             raise ValueError(f"expected {self.num_rows_B} rows per response, got {other.num_rows_B}")
 
 
-def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
-    """The first packed row of each response, and the total at the end."""
-    return torch.tensor([0, *num_rows_B], dtype=torch.int64).cumsum(0)
-
-
 def places(
     record: RoutingRecord, indices: Sequence[int], start: int, offsets: Int[Tensor, " B_plus_1"], layers: Sequence[int]
 ) -> tuple[Int[Tensor, "R 1"], Int[Tensor, " L"]]:
@@ -310,128 +267,7 @@ def places(
     return rows_R[:, None], torch.tensor([layers.index(n) for n in record.layer_numbers])
 
 
-def place(row: int, offsets: Int[Tensor, " B_plus_1"]) -> str:
-    """A packed row in words: its response, and its number there."""
-    b = int(torch.searchsorted(offsets, row, right=True)) - 1
-    return f"response {b}, row {row - int(offsets[b])}"
-
-
-def flat_rows(num_rows_B: Sequence[int], width: int) -> Int[Tensor, " R"]:
-    """The place of each packed row in the flattened (B, width) batch: row s of response b at b * width + s."""
-    starts_B = torch.arange(len(num_rows_B)) * width
-    return ranges(starts_B, torch.tensor(num_rows_B, dtype=torch.int64))
-
-
-def selected_rows(
-    offsets: Int[Tensor, " B_plus_1"], indices: Sequence[int]
-) -> tuple[Int[Tensor, " R"], Int[Tensor, " _"]]:
-    """The packed rows of these responses, in this order, and their new offsets.
-
-    Raises ValueError for a response that does not exist.
-    """
-    num = offsets.shape[0] - 1
-    for b in indices:
-        if not 0 <= b < num:
-            raise ValueError(f"expected a response in [0, {num}), got {b}")
-    which = torch.tensor(indices, dtype=torch.int64, device=offsets.device)
-    starts_B, num_rows_B = offsets[which], offsets.diff()[which]
-    return ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
-
-
-def ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:
-    """num_B[b] consecutive numbers from starts_B[b], for each b in turn, without a loop over b."""
-    # A number is its place in the output plus a shift that is constant within b.
-    shift_R = (starts_B - num_B.cumsum(0) + num_B).repeat_interleave(num_B)
-    return shift_R + torch.arange(shift_R.shape[0], device=shift_R.device)
-
-
 def check_layer_numbers(numbers: Sequence[int]) -> None:
     """Raises ValueError unless the layer numbers are non-negative and strictly ascending."""
     if any(n < 0 for n in numbers) or any(a >= b for a, b in pairwise(numbers)):
         raise ValueError(f"expected distinct ascending layer numbers from 0 on, got {list(numbers)}")
-
-
-def check_offsets(offsets: Int[Tensor, " B_plus_1"], num_rows: int) -> None:
-    """Raises ValueError unless the offsets rise from 0 to the number of rows."""
-    values = offsets.tolist()
-    is_rising = all(a <= b for a, b in pairwise(values))
-    if not values or values[0] != 0 or values[-1] != num_rows or not is_rising:
-        raise ValueError(f"expected offsets that rise from 0 to {num_rows} rows, got {values}")
-
-
-def _drop_trailing_rows(payloads: Sequence[Tensor], num_tokens: Sequence[int]) -> list[Tensor]:
-    kept, surplus = [], []
-    for b, (payload, S) in enumerate(zip(payloads, num_tokens, strict=True)):
-        if payload.is_floating_point() or payload.is_complex() or payload.dtype == torch.bool:
-            raise ValueError(f"response {b}: expected integer expert ids, got {payload.dtype}")
-        if payload.dim() != 3:
-            raise ValueError(f"response {b}: expected ids of shape (rows, layers, slots), got {tuple(payload.shape)}")
-        if S < 1 or len(payload) not in (S - 1, S):
-            raise ValueError(f"response {b}: expected {S - 1} rows for {S} tokens, got {len(payload)}")
-        if len(payload) == S:
-            surplus.append(b)
-        kept.append(payload[: S - 1])
-    if surplus:
-        warnings.warn(
-            f"dropped one trailing row of {len(surplus)} responses: the last token was never an input "
-            f"(response {surplus[0]}: {num_tokens[surplus[0]]} rows for {num_tokens[surplus[0]]} tokens)",
-            stacklevel=3,
-        )
-    return kept
-
-
-def _columns(
-    L: int, layer_numbers: tuple[int, ...], kept: tuple[int, ...], num_decoder_layers: int | None, b: int
-) -> list[int]:
-    if len(layer_numbers) == L:
-        names: Sequence[int] = layer_numbers
-    elif num_decoder_layers == L:
-        names = range(L)
-    elif len(kept) == L:
-        names = kept
-    else:
-        depth = "" if num_decoder_layers is None else f", or all {num_decoder_layers} decoder layers"
-        raise ValueError(f"response {b}: expected {len(layer_numbers)} layers {list(layer_numbers)}{depth}, got {L}")
-    absent = [n for n in kept if n not in names]
-    if absent:
-        raise ValueError(f"response {b}: expected layers {list(kept)}, got a payload of {list(names)} without {absent}")
-    return [names.index(n) for n in kept]
-
-
-_COMPARABLE = {
-    torch.uint8: torch.int16, torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64,
-}  # fmt: skip
-"""The signed type in which ids of an unsigned type are compared."""
-
-
-def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[int, ...], b: int) -> Tensor:
-    # The range is checked before narrowing, which would wrap an id of 300 into a valid one; and in the payload's own
-    # width, as at 32K tokens int64 ids of one response alone take 100 MB. torch compares no unsigned type but uint8.
-    wide = payload.to(_COMPARABLE.get(payload.dtype, payload.dtype))[:, columns]
-    too_large = wide >= num_experts if num_experts <= torch.iinfo(wide.dtype).max else torch.zeros_like(wide).bool()
-    outside = ((wide < MISSING) | too_large).any(dim=-1)
-    if bool(outside.any()):
-        row, layer = (int(i) for i in outside.nonzero()[0])
-        raise ValueError(
-            f"response {b}, row {row}, layer {kept[layer]}: expected expert ids in [0, {num_experts}) or -1, "
-            f"got {wide[row, layer].tolist()}"
-        )
-    return wide.to(index_dtype(num_experts)).sort(dim=-1).values
-
-
-def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_experts: int) -> None:
-    # With a single expert every id is 0.
-    if num_experts == 1 or len(experts) == 0:
-        return
-    is_zero = (experts == 0).all(dim=-1)
-    is_missing = (experts == MISSING).all(dim=-1)
-    dead = (is_zero | is_missing).all(dim=0) & is_zero.any(dim=0)
-    if bool(dead.any()):
-        layer = int(dead.nonzero()[0])
-        words = (
-            f"layer {kept[layer]}: expected routed experts, got id 0 in every slot of all "
-            f"{int(is_zero[:, layer].sum())} recorded rows (a buffer that was never filled?)"
-        )
-        if experts.shape[2] > 1:
-            raise ValueError(words)
-        warnings.warn(words, stacklevel=3)

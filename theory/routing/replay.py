@@ -21,9 +21,10 @@ from torch import Tensor
 from theory.routing import gates
 from theory.routing.features import RouterFeatures
 from theory.routing.gates import Gate
+from theory.routing.packed_rows import flat_rows, offsets_of
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import predictive_logits
-from theory.routing.record import RoutingRecord, flat_rows, index_dtype, offsets_of
+from theory.routing.record import RoutingRecord, index_dtype
 
 
 class LedgerError(ValueError):

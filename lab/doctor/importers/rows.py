@@ -36,6 +36,7 @@ from lab.doctor.importers.bad_rows import Bad, BadRowCollector, Read
 from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
 from lab.traces import Trace
+from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
 
 Values = list[float | None]
@@ -176,7 +177,7 @@ def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], na
     most = max(int(payload.max()) for payload in payloads if payload.numel())
     try:
         cut = payloads if len(kept) == len(seen) else [payload[:, kept] for payload in payloads]
-        return RoutingRecord.pack(cut, S_B, kept, most + 1)
+        return pack_record(cut, S_B, kept, most + 1)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 

@@ -19,8 +19,9 @@ from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
 from theory.algorithm import Algorithm
 from theory.contracts import Prompt
+from theory.exact.batch import Batch
 from theory.exact.estimator import estimate
-from theory.exact.expected import Batch
+from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.rates import reinforce
@@ -105,7 +106,7 @@ def test_an_update_is_the_audit_s(mode: Mode) -> None:
     for objective in (preset("minirl"), RSPO):
         batch = Batch(one, rollout.logp_mu, rollout.logp_old, reward_Y, objective, Group(None))
         audited = estimate(problem, objective, Group(None)).mean
-        found = batch.update(rollout.trained(now), rollout.router_shift(now)).gradient
+        found = Update.at(batch, rollout.trained(now), rollout.router_shift(now)).gradient
         assert torch.allclose(found, audited, atol=ROUNDING)
         assert float(audited.norm()) > 1e-3
 
@@ -120,7 +121,7 @@ def test_a_router_shift_is_the_loop_s_own_on_every_response(mode: Mode, floor: f
     now = policy.moved(0.05 * random_direction(model, stream(0, "step")))
     (rollout,) = MoeEngine(engine, mode).roll_out(policy, policy)
     batch = Batch(one, rollout.logp_mu, rollout.logp_old, reward(one), rspo, Group(None))
-    update = batch.update(rollout.trained(now), rollout.router_shift(now))
+    update = Update.at(batch, rollout.trained(now), rollout.router_shift(now))
 
     algorithm, sampler = Algorithm(rspo, mode), rollout_engine(model, engine, one.tree)
     hand_over(algorithm, sampler, learner_of(model, mode, None), version=0)

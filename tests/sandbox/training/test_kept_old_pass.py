@@ -7,6 +7,7 @@ import torch
 
 from sandbox.kernels import EAGER
 from sandbox.model import MoE, compiled_passes
+from sandbox.training import engine
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.numerics import of_precision
 from tests.contracts import worlds
@@ -40,13 +41,13 @@ def run(
 
 def num_passes(monkeypatch) -> list[bool]:
     """Grows by a pass of the training engine: whether gradients were on."""
-    passes, forward = [], SandboxTrainingEngine._forward
+    passes, forward = [], engine.forward_pass
 
-    def counted(self, *arguments):
+    def counted(*arguments):
         passes.append(torch.is_grad_enabled())
-        return forward(self, *arguments)
+        return forward(*arguments)
 
-    monkeypatch.setattr(SandboxTrainingEngine, "_forward", counted)
+    monkeypatch.setattr(engine, "forward_pass", counted)
     return passes
 
 

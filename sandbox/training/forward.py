@@ -1,0 +1,109 @@
+"""Forward passes of the sandbox's training engine: log-probs and entropies of a micro-batch, and its routing.
+
+Extra letters: n, the valid response tokens of a micro-batch, packed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sandbox.kernels.numerics import Numerics
+from sandbox.model import MoE, Routing
+from theory.contracts import Response, Rollouts, TokenBatch
+from theory.routing.features import RouterFeatures
+from theory.routing.passes import RoutingPlan
+from theory.routing.record import RoutingRecord
+from theory.routing.replay import ReplayContext
+from theory.temperature import tempered
+
+
+@dataclass
+class Forward:
+    """The forward pass of one micro-batch; log-probs carry the graph if gradients are on."""
+
+    batch: TokenBatch
+    logp_BT: Float[Tensor, "B T"]
+    entropy_BT: Float[Tensor, "B T"]
+    sum_squares_BT: Float[Tensor, "B T"]
+    logp_top_BTK: Float[Tensor, "B T K"] | None = None
+
+
+@dataclass
+class BatchRoutes:
+    """The routing of several micro-batches, in order."""
+
+    used: list[RoutingRecord]
+    natural: list[RoutingRecord]
+    features: list[RouterFeatures]
+    scores: list[Tensor]
+
+    def add(self, context: ReplayContext) -> None:
+        """Adds the records of a finished pass; a dense model has none."""
+        natural, features = context.natural, context.features
+        used = natural if context.plan.source == "natural" else context.used
+        if used is not None and natural is not None:
+            self.used.append(used)
+            self.natural.append(natural)
+        if features is not None:
+            self.features.append(features)
+        scores = context.scores
+        if scores is not None:
+            self.scores.append(scores)
+
+
+@dataclass
+class Kept:
+    """An old pass whose graph is kept for the update on the same responses."""
+
+    responses: tuple[Response, ...]
+    forward: Forward
+    context: ReplayContext
+
+    def serves(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
+        """Whether a new pass would equal this one: the same responses, both natural, or a replay of its experts."""
+        if self.responses is not rollouts.responses:
+            return False
+        if plan.record is None:
+            return plan.source == self.context.plan.source == "natural"
+        used = self.context.used
+        return used is not None and bool((plan.record.experts == used.experts).all())
+
+
+def forward_pass(model: MoE, batch: TokenBatch, routing: Routing, numerics: Numerics) -> Forward:
+    """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
+
+    Logits are computed for those rows only.
+    """
+    hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=numerics)
+    T = batch.is_response_BT.shape[1]
+    exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
+    b_n, t_n = exists_BT.nonzero(as_tuple=True)
+    rows_n = batch.predicting_row_BT[b_n, t_n]
+    logits_nV = tempered(model.logits(hidden_BSD[b_n, rows_n], numerics=numerics), batch.temperature)
+    all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
+    tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
+    logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
+    logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
+    with torch.no_grad():
+        entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
+        all_pi_nV = all_logp_nV.exp()
+        entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
+        squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
+    if batch.top_ids_BTK is None:
+        return Forward(batch, logp_BT, entropy_BT, squares_BT)
+    logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
+    empty_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape)
+    return Forward(batch, logp_BT, entropy_BT, squares_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
+
+
+def concat_routes(seen: BatchRoutes) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:
+    """The experts used, the natural ones and the features, each None where no pass has them."""
+    return (
+        RoutingRecord.concat(seen.used) if seen.used else None,
+        RoutingRecord.concat(seen.natural) if seen.natural else None,
+        RouterFeatures.concat(seen.features) if seen.features else None,
+    )

@@ -1,0 +1,58 @@
+"""CPU memory of one machine in a global step, in bytes, and the routing records in its object store.
+
+Every response counts at full length; memory.py has the memory of the GPUs.
+"""
+
+from __future__ import annotations
+
+from lab.hf import ModelShape
+from scaled.config import ScaledRun
+from scaled.plan import payloads
+from scaled.plan.memory import CHECKPOINT_BYTES, ELEMENT_BYTES, Memory, most_optimizer_bytes
+
+
+def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of routing records in one machine's object store at the end of a step, all responses at full length.
+
+    mu's record is counted whole, since ranks fetch their rows of it, and so is the next batch's unless the schedule is
+    synchronous. The ranks' records are old's natural experts, the experts that old used if they differ, and pi's: each
+    machine has its share.
+    """
+    algorithm = config.algorithm.build()
+    rows = algorithm.num_prompts * algorithm.num_responses * config.rollout.max_model_len
+    machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+    of_mu = 1 if config.schedule.kind == "synchronous" else 2
+    of_ranks = 2 if algorithm.passes.old == "natural" else 3
+    one = payloads.routing_bytes(shape, rows)
+    return of_mu * one + -(-of_ranks * one // machines)
+
+
+def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """CPU memory of every machine for one global step, in the worst case that every response has full length.
+
+    Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
+    predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
+    share. The driver's own copy, on its machine, is not counted.
+    """
+    algorithm = config.algorithm.build()
+    responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
+    if algorithm.mode != "none":
+        parts["routing records"] = stored_routes(config, shape)
+    if algorithm.passes.trains_predictor:
+        b = ELEMENT_BYTES[config.training.precision]
+        cached = payloads.feature_bytes(shape, algorithm.predictor.num_positions, responses, b)
+        parts["router features"] = cached
+    if algorithm.objective.uses_router_shift:
+        rows = responses * config.rollout.max_model_len
+        parts["old's router scores"] = payloads.routing_bytes(shape, rows, payloads.SCORE_BYTES)
+    num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens
+    if num_top > 0:
+        old = 4 * min(num_top, shape.vocab_size) * tokens
+        parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
+    if "optimizer" in (config.training.offload or ()):
+        num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
+        parts["optimizer states while engines are awake"] = num_ranks * most_optimizer_bytes(shape, config.training)
+    if config.checkpoint.asynchronous:
+        machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+        parts["copy of a checkpoint that is being written"] = -(-CHECKPOINT_BYTES * shape.num_parameters // machines)
+    return Memory("host", parts)
