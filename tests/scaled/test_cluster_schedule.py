@@ -17,6 +17,7 @@ from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.schedule import OneStepOff, Synchronous, version_lags
 from scaled.cluster.training_group import TrainingGroup
+from scaled.cluster.transfer import Meter
 from scaled.config import PrecisionBlock, ProbeBlock, ScheduleBlock, TrainingBlock
 from tests.contracts import worlds
 from tests.scaled.cluster_world import ShareEngine
@@ -107,14 +108,17 @@ def test_turns_frame_the_training() -> None:
 
 
 def test_ranks_leave_their_memory_before_engines_take_it() -> None:
-    """A turn of the engines begins with the ranks giving way; a turn of the ranks only puts engines to sleep."""
+    """A turn of the engines begins with the ranks giving way; a turn of the ranks only puts engines to sleep. Both take
+    time that the step records."""
+    meter = Meter()
     events: list[Any] = []
     ranks, engines = object.__new__(TrainingGroup), object.__new__(RolloutGroup)
     ranks.give_way = lambda: events.append("give way")
     engines.turn = lambda awake: events.append(awake)
-    session._turn(ranks, engines, True)
-    session._turn(ranks, engines, False)
+    session._turn(meter, ranks, engines, True)
+    session._turn(meter, ranks, engines, False)
     assert events == ["give way", True, False]
+    assert set(meter.take()) == {"timing_s/turn"}
 
 
 def test_a_death_in_the_ranks_turn_leaves_no_engine_asleep() -> None:
