@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load
 from sandbox.model.checkpoint import save
-from scaled.checks import TRIED, check_config, check_prompts, check_version, open_task
+from scaled.checks import TRIED, check_config, check_prompts, check_version, installed, open_task
 from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
@@ -123,6 +124,13 @@ def test_an_untried_vllm_is_refused_if_old_and_named_if_new(caplog: pytest.LogCa
     assert not caplog.records
     check_version("vllm", "0.33.0")
     assert [record.getMessage() for record in caplog.records] == ["vllm 0.33.0 was not tried; 0.31 to below 0.33 were"]
+
+
+def test_a_run_checks_the_versions_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old vLLM is refused before anything starts."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.30.0")
+    with pytest.raises(ValueError, match=r"^backend: scaled needs vllm>=0.31,<0.33, got 0.30.0$"):
+        installed()
 
 
 def test_the_extra_asks_for_the_tried_versions() -> None:
