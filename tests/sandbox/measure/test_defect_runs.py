@@ -15,8 +15,9 @@ from lab.records import RunFolder
 from lab.strict import ConfigError
 from sandbox.config import SandboxRun
 from sandbox.engines import KINDS, SamplingMismatch, StaleWeights, WeightPrecision
-from sandbox.measure.defect_table import RUNGS, check_rungs
+from sandbox.measure.defect_table import NUM_STEPS, RUNGS, Bench, check_rungs
 from sandbox.run import run
+from theory.loop import global_step
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -178,3 +179,21 @@ def test_every_dial_of_every_kind_has_words():
     """No kind's words fail on its defaults."""
     for kind in KINDS:
         assert kind().words.startswith(kind.model_fields["kind"].default.replace("_", " "))
+
+
+def test_engines_sample_problems_that_the_model_has_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number that training takes, with three rounds per step, comes before those of the draws."""
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    config = load(path, ["--algorithm.dynamic_sampling", "{enabled: true, max_rounds: 3}"], {"sandbox": SandboxRun})
+    assert isinstance(config, SandboxRun)
+    bench = Bench(config, num_steps=0)
+    numbers: list[int] = []
+    prompts = bench.task.prompts
+    monkeypatch.setattr(bench.task, "prompts", lambda number, size: numbers.append(number) or prompts(number, size))
+    for step in (0, NUM_STEPS - 1):
+        global_step(step, bench.algorithm, bench.engine(), bench.trainer, bench.task, config.seed)
+    last_seen = max(numbers)
+    numbers.clear()
+    bench.sample(bench.engine(), draw=0)
+    assert NUM_STEPS <= last_seen < min(numbers)
