@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,10 @@ def ladder(
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the ladder; all of them if not given.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table, as Markdown, there.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Also write every draw's measurements there, after each engine."),
+    ] = None,
     traces: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Also keep a trace of every draw there, for doctor and calibrate."),
@@ -24,8 +29,9 @@ def ladder(
 ) -> None:
     """Measure how far vLLM engines of every precision depart from the training engine of CONFIG, without training.
 
-    Each engine gets the weights of `model.path` in its own precision and samples N batches; the training engine
-    scores them. Discrepancy and routing differences are means over the draws, with 95% intervals.
+    Each engine gets the weights of `model.path` in its own precision and samples N batches. The training engine scores
+    them, with its own routes and with the engine's (R3). It holds no gradients or optimizer states, so a model fits on
+    far fewer GPUs than its training takes. All figures are means over the draws, with 95% intervals.
 
     \b
     Examples:
@@ -38,17 +44,23 @@ def ladder(
 
     _, _, run_config = read_config([config, *context.args])
     require_folder_of("--out", out)
+    require_folder_of("--json", json_file)
     # Slow to import, hence after all checks of the options.
-    from scaled.ladder import RUNGS, Missing, climb, markdown
+    from scaled.ladder import REPLAYED, RUNGS, Missing, Rung, climb, markdown
 
     climbed = []
     for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
         climbed.append(step)
+        if json_file is not None:
+            rungs = [one.to_json() for one in climbed if isinstance(one, Rung)]
+            atomic_write(json_file, json.dumps(rungs, indent=1) + "\n")
         if isinstance(step, Missing):
             typer.echo(f"{step.name:<36} {step.reason}", err=True)
             continue
         kl = step.metrics["rollout_corr/k3_kl"]
-        typer.echo(f"{step.name:<36} {step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}", err=True)
+        line = f"{step.name:<36} {step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}"
+        replayed = step.metrics.get(REPLAYED)
+        typer.echo(line if replayed is None else f"{line}, under R3 {replayed.mean:.2e}", err=True)
     table = markdown(climbed)
     typer.echo(table, nl=False)
     if out is not None:

@@ -2,7 +2,9 @@
 
 Every rung is a vLLM engine that holds the trainer's weights in its own precision and samples the same problems with the
 same seeds; the trainer scores the samples. Rungs differ only in precision, so that the sandbox's simulated defects can
-be compared with them. Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 3 and sec. 3.
+be compared with them. Each batch is scored twice, with the trainer's own routes and with the engine's (R3), so that
+the ladder says what replay would buy before anything is trained. Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3
+(2510.11370) Eq. 3, 8 and sec. 3.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from lab.traces import Trace
 from scaled.checks import check_config, open_task
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
+from theory.routing.measures import difference_counts
 from theory.routing.passes import PASSES, RoutingPlan
+from theory.routing.record import MISSING
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
 if TYPE_CHECKING:
+    from scaled.cluster.rank_group import RankGroup
     from scaled.cluster.ray_cluster import Cluster
-    from scaled.cluster.training_group import TrainingGroup
 
 RUNGS: dict[str, PrecisionBlock] = {
     "fp32": PrecisionBlock(compute="fp32"),
@@ -51,21 +55,56 @@ class Missing:
     reason: str
 
 
+REPLAYED = "k3 KL under R3"
+"""Column of the KL of the same samples, scored with the experts that the engine chose."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One batch of an engine, scored by the trainer: its sampled tokens, and metrics by registered name.
+
+    `replayed_kl` is rollout_corr/k3_kl of the pass with mu's experts (R3 Eq. 8), in nats, None for a dense model.
+    `differing_routers` is the share of rows whose sets of experts differ in the natural pass, in [0, 1], by MoE layer.
+    """
+
+    num_tokens: int
+    metrics: dict[str, float]
+    replayed_kl: float | None
+    differing_routers: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Rung:
-    """One engine against the trainer: metrics by registered name, over draws of `num_tokens` tokens in all.
+    """One engine against the trainer, over independent draws.
 
     `kernels` is native, or rounded where weights are on the precision's grid and arithmetic is in the compute type.
     """
 
     name: str
     kernels: str
-    num_seeds: int
-    num_tokens: int
-    metrics: dict[str, SeedMean]
+    draws: tuple[Draw, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens of all draws."""
+        return sum(draw.num_tokens for draw in self.draws)
+
+    @property
+    def metrics(self) -> dict[str, SeedMean]:
+        """Means over draws with 95% intervals, by registered name, and the KL under R3 as `REPLAYED`.
+
+        Measures of routes are absent for a dense model.
+        """
+        means = {
+            name: seed_mean([draw.metrics[name] for draw in self.draws])
+            for name in TITLES
+            if name in self.draws[0].metrics
+        }
+        replayed = [draw.replayed_kl for draw in self.draws if draw.replayed_kl is not None]
+        return means | ({REPLAYED: seed_mean(replayed)} if replayed else {})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values, with every draw."""
         return asdict(self)
 
 
@@ -74,11 +113,11 @@ def climb(
 ) -> Iterator[Rung | Missing]:
     """The rungs in order, each over `num_seeds` draws of the config's batch from the weights of `model.path`.
 
-    The trainer is the config's `training`; its old pass routes naturally. With a folder `traces`, a trace of every
-    draw is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an unknown rung, and
-    the errors of `scaled.run` for a config that does not fit.
+    The trainer has the config's layout and precision, but only scores: 2 bytes per bf16 weight. With a folder `traces`,
+    a trace of every draw with natural routing is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an
+    unknown rung, and the errors of `scaled.run` for a config that does not fit.
     """
-    from scaled.cluster.groups import training_group
+    from scaled.cluster.groups import scoring_group
     from scaled.cluster.ray_cluster import cluster
     from scaled.cluster.transfer import Meter
     from scaled.vllm_engine.quantize import choose_kernels
@@ -94,7 +133,7 @@ def climb(
             traces.mkdir(parents=True, exist_ok=True)
     task = open_task(config)
     with cluster(config, logs) as places:
-        training = training_group(config, places, Meter())  # one trainer, so that rungs differ in the engine alone
+        trainer = scoring_group(config, places, Meter())  # one trainer, so that rungs differ in the engine alone
         for name in rungs:
             try:
                 kernels = choose_kernels(RUNGS[name], not places.has_gpus)
@@ -102,32 +141,44 @@ def climb(
                 yield Missing(name, str(error))
                 continue
             rollout = config.rollout.model_copy(update={"precision": RUNGS[name]})
-            rows, num_tokens = [], 0
             chosen = config.model_copy(update={"rollout": rollout})
-            for draw, (rollouts, scores) in enumerate(_draws(chosen, task, places, training, num_seeds)):
-                rows.append(old_pass_metrics(rollouts, scores, PASSES["none"]))
-                num_tokens += sum(int(r.is_response.sum()) for r in rollouts.responses)
+            draws = []
+            for number, (rollouts, natural, replayed) in enumerate(_scored(chosen, task, places, trainer, num_seeds)):
+                draws.append(_draw(rollouts, natural, replayed))
                 if traces is not None:
                     rewards_B = torch.tensor(
                         [task.reward(r.prompt, r) for r in rollouts.responses], dtype=torch.float32
                     )
-                    trace = Trace.of(rollouts, scores, rewards_B, draw, decode=task.tokenizer.decode)
-                    trace.save(traces / f"{name.replace(', ', '-').replace(' ', '-')}-{draw}.safetensors")
-            metrics = {m: seed_mean([row[m] for row in rows]) for m in TITLES}
-            yield Rung(name, kernels, num_seeds, num_tokens, metrics)
+                    trace = Trace.of(rollouts, natural, rewards_B, number, decode=task.tokenizer.decode)
+                    trace.save(traces / f"{name.replace(', ', '-').replace(' ', '-')}-{number}.safetensors")
+            yield Rung(name, kernels, tuple(draws))
 
 
-def _draws(
-    config: ScaledRun, task: TextTask, places: Cluster, training: TrainingGroup, num_seeds: int
-) -> Iterator[tuple[Rollouts, TokenScores]]:
-    """Every draw from the config's engine, with the trainer's scores."""
+def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None) -> Draw:
+    replayed_kl, share_L = None, torch.zeros(0)
+    if replayed is not None and rollouts.experts is not None and natural.natural is not None:
+        replayed_kl = old_pass_metrics(rollouts, replayed, PASSES["R3"])["rollout_corr/k3_kl"]
+        differences_RL = difference_counts(rollouts.experts, natural.natural)
+        share_L = (differences_RL > 0).sum(dim=0) / (differences_RL != MISSING).sum(dim=0)
+    return Draw(
+        num_tokens=sum(int(r.is_response.sum()) for r in rollouts.responses),
+        metrics=old_pass_metrics(rollouts, natural, PASSES["none"]),
+        replayed_kl=replayed_kl,
+        differing_routers=tuple(share_L.tolist()),
+    )
+
+
+def _scored(
+    config: ScaledRun, task: TextTask, places: Cluster, trainer: RankGroup, num_seeds: int
+) -> Iterator[tuple[Rollouts, TokenScores, TokenScores | None]]:
+    """Every draw of the engine, and its scores: with the routes of the trainer, and with those of the engine."""
     from scaled.cluster.groups import rollout_group
     from scaled.cluster.transfer import Meter
 
     algorithm = config.algorithm.build()
     engine = rollout_group(config, task.tokenizer.eos_id, places, Meter())
     try:
-        engine.load_weights(training.named_tensors(), version=0)
+        engine.load_weights(trainer.named_tensors(), version=0)
         for draw in range(num_seeds):
             sampling = Sampling(
                 max_tokens=algorithm.max_tokens,
@@ -136,7 +187,10 @@ def _draws(
                 seed=derive_seed(config.seed, "ladder", draw),  # by the draw alone: all rungs share the streams
             )
             rollouts = engine.generate(task.prompts(draw, algorithm.num_prompts), sampling)
-            yield rollouts, training.score(rollouts, RoutingPlan("natural"))
+            natural = trainer.score(rollouts, RoutingPlan("natural"))
+            routes = rollouts.experts
+            replayed = None if routes is None else trainer.score(rollouts, RoutingPlan("replay", record=routes))
+            yield rollouts, natural, replayed
     finally:
         engine.close()
 
@@ -144,11 +198,11 @@ def _draws(
 def markdown(rungs: Sequence[Rung | Missing]) -> str:
     """The rungs as a table: mean and half-width of the 95% interval over seeds; below it, missing rungs and why."""
     climbed = [rung for rung in rungs if isinstance(rung, Rung)]
-    table = markdown_table(
-        ("engine", "kernels", *TITLES.values()), [(r.name, r.kernels, *(r.metrics[m] for m in TITLES)) for r in climbed]
-    )
+    columns = TITLES | {REPLAYED: REPLAYED}
+    rows = [(r.name, r.kernels, *(r.metrics.get(name, "–") for name in columns)) for r in climbed]
+    table = markdown_table(("engine", "kernels", *columns.values()), rows)
     missing = [f"Not on this machine: {rung.name} ({rung.reason})." for rung in rungs if isinstance(rung, Missing)]
     return table + "".join(f"{line}\n" for line in (["", *missing] if missing else []))
 
 
-__all__ = ["RUNGS", "Missing", "Rung", "climb", "markdown"]
+__all__ = ["REPLAYED", "RUNGS", "Draw", "Missing", "Rung", "climb", "markdown"]

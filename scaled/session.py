@@ -20,12 +20,13 @@ from lab.tasks import TextTask
 from scaled.cluster.groups import rollout_group, training_group
 from scaled.cluster.interruptions import Interruptions
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
+from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.saving import Checkpoints
 from scaled.cluster.schedule import OneStepOff, Synchronous
-from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
 from scaled.cluster.usage import Processors, payloads
 from scaled.config import ScaledRun

@@ -5,18 +5,18 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from scaled.cluster.rank_group import RankGroup, build_scorer, megatron_assembly
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import Lost, RolloutGroup, build_vllm
-from scaled.cluster.training_group import TrainingGroup, build_megatron, megatron_assembly
+from scaled.cluster.training_group import TrainingGroup, build_megatron
 from scaled.cluster.transfer import Meter
-from scaled.config import ScaledRun
+from scaled.config import ModelBlock, ScaledRun
 from scaled.vllm_engine.quantize import quantised
 
 
 def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> TrainingGroup:
     """The training engine, with the weights of `model.path`."""
-    model = config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
-    build = partial(build_megatron, model, config.training, config.algorithm.build())
+    build = partial(build_megatron, _model(config), config.training, config.algorithm.build())
     return TrainingGroup(
         places,
         build,
@@ -26,6 +26,24 @@ def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> Training
         limits=config.cluster.limits,
         meter=meter,
     )
+
+
+def scoring_group(config: ScaledRun, places: Cluster, meter: Meter) -> RankGroup:
+    """The same ranks and weights without the means to train: the old pass's bits, at 2 bytes per bf16 weight."""
+    return RankGroup(
+        places,
+        partial(build_scorer, _model(config), config.training),
+        config.training.num_ranks,
+        megatron_assembly(),
+        bucket_bytes=_bucket(config),
+        limits=config.cluster.limits,
+        meter=meter,
+    )
+
+
+def _model(config: ScaledRun) -> ModelBlock:
+    """The model block with a path that holds in every process."""
+    return config.model.model_copy(update={"path": str(Path(config.model.path).resolve())})
 
 
 def rollout_group(

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from lab.markdown import markdown_table
 from scaled.cluster import ray_cluster
+from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Convert, StoredTensors, tensors_of, unchanged
 from scaled.config import PrecisionBlock, ScaledRun
 from scaled.vllm_engine.quantize import quantised

@@ -1,62 +1,26 @@
-"""A `TrainingEngine` whose ranks run in Ray actors.
-
-Every rank gets the whole batch, once, through the object store, works on its own share and returns its part. Pure
-functions turn the parts into the values that theory's contract promises. Ranks wait for each other in collectives, so
-the death of one ends the group: RankDied, and the caller starts another group from a checkpoint.
-"""
+"""A `TrainingEngine` whose ranks run in Ray actors: a group of ranks that also takes gradient steps."""
 
 from __future__ import annotations
 
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import ray
-import torch
 from jaxtyping import Float
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from scaled.cluster.interface import address_of, listening, store
-from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.routes import pack_apart, unpack_apart
-from scaled.cluster.transfer import Bucket, Convert, Meter, Parcel, StoredTensors, buckets, pack, unpack
-from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
+from scaled.cluster.rank_group import RankGroup, Scorer, tokens_only
+from scaled.config import ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
-from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenScores, UpdateStats
+from theory.contracts import MiniBatch, Rollouts, UpdateStats
 from theory.objectives import Objective
 from theory.routing.passes import RoutingPlan
 
-SETTLE_S = 20.0
-"""Seconds to wait, after a rank's error, for news of a neighbour's death: the collective breaks before Ray knows."""
-
-BUCKETS_AHEAD = 2
-"""Buckets that a rank may export before the driver takes them."""
-
-
-class RankDied(ChildProcessError):
-    """A rank's process ended or hangs; the message says which. The group cannot be used any more.
-
-    `rank` is the first one that is known to be lost.
-    """
-
-    def __init__(self, message: str, rank: int | None = None):
-        super().__init__(message)
-        self.rank = rank
-
 
 @runtime_checkable
-class Rank(Protocol):
-    """The object that a rank actor holds; see docs/decisions/0004-scaled.md."""
-
-    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> Any:
-        """This rank's part of the old pass."""
-        ...
+class Rank(Scorer, Protocol):
+    """The object that a rank actor holds in training."""
 
     def score_reference(self, rollouts: Rollouts) -> Any:
         """This rank's part of log pi_ref."""
@@ -64,14 +28,6 @@ class Rank(Protocol):
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> Any:
         """This rank's part of an optimiser step."""
-        ...
-
-    def give_way(self) -> None:
-        """Frees GPU memory for engines until the next update."""
-        ...
-
-    def export(self, folded: bool) -> NamedTensors:
-        """The weights that this rank yields; `folded` adds W_p to the gates. A collective: every rank must iterate."""
         ...
 
     def predictor_weights(self) -> dict[int, Tensor]:
@@ -95,120 +51,25 @@ class Rank(Protocol):
         ...
 
 
-STAGES = {
-    "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
-    "score_reference": "score", "predictor_weights": "score", "work": "score", "update": "update", "save": "save",
-    "begin_save": "save", "has_saved": "save", "load": "load",
-}  # fmt: skip
-"""A rank's methods, each with the stage whose limit (cluster.limits) applies to it."""
-
 BuildRank = Callable[[int, int, Store], Rank]
 """(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
 
-MEET_S = 300.0
-"""Seconds that a rank waits for the store of rank 0."""
 
+class TrainingGroup(RankGroup):
+    """`TrainingEngine` over the ranks that `build` (a `BuildRank`) makes, with `save` and `load`.
 
-@dataclass(frozen=True)
-class Assembly:
-    """Pure functions that turn all ranks' parts, in rank order, into the values of theory's contract."""
-
-    scores: Callable[[Sequence[Any]], TokenScores]
-    reference: Callable[[Sequence[Any]], Tensor]
-    stats: Callable[[Sequence[Any]], UpdateStats]
-
-
-class RankActor(Worker):
-    """One rank in its own process; all its methods run on that process's main thread."""
-
-    rank: Rank
-    # Rank 0's alone. It listens until the store takes it over, so that no other process gets the port.
-    _socket: socket.socket | None = None
-
-    def rendezvous(self, interface: str | None) -> tuple[str, int]:
-        """This machine's address on the interface (Ray's own by default), and a port on which it now listens."""
-        address = ray.util.get_node_ip_address() if interface is None else address_of(interface)
-        self._socket = listening(address)
-        return address, self._socket.getsockname()[1]
-
-    def start(self, build: BuildRank, rank: int, num_ranks: int, address: str, port: int) -> None:
-        self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
-
-    def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:
-        return pack_apart(getattr(self.rank, method)(*unpack(parcel, shared=True)))
-
-    def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
-        for bucket in buckets(convert(self.rank.export(folded)), bucket_bytes):
-            yield bucket
-            yield bucket.num_bytes  # tells the driver, which does not fetch the bucket, that it is there
-
-
-def _tokens_of(rollouts: Rollouts) -> Rollouts:
-    """Rollouts without mu's routes and features: a pass gets those that it needs in its `RoutingPlan`."""
-    return replace(rollouts, experts=None, features=None)
-
-
-class TrainingGroup:
-    """`TrainingEngine` over `num_ranks` actors, with `save` and `load`. Seconds go to `meter`.
-
-    Raises RankDied if a rank's process ends, if a collective loses a rank, or if a rank does not answer within its
-    stage's limit. Errors of a rank's own code come through unchanged.
+    After RankDied the caller starts another group from a checkpoint.
     """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        build: BuildRank,
-        num_ranks: int,
-        assembly: Assembly,
-        *,
-        bucket_bytes: int,
-        limits: LimitsBlock | None = None,
-        meter: Meter | None = None,
-    ):
-        self.cluster, self.assembly, self.bucket_bytes = cluster, assembly, bucket_bytes
-        self.limits = LimitsBlock() if limits is None else limits
-        self.meter = Meter() if meter is None else meter
-        self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
-        try:
-            (address, port), *_ = self._gather("rendezvous", [self.actors[0].rendezvous.remote(cluster.interface)])
-            starts = [a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)]
-            self._gather("start", starts)
-        except Exception:
-            self.close()  # ranks that still wait for the others would occupy the next group's places
-            raise
-
-    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
-        """As theory's contract."""
-        with self.meter.seconds("timing_s/old_log_prob"):
-            return self.assembly.scores(self._call("score", _tokens_of(rollouts), plan))
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """As theory's contract."""
         with self.meter.seconds("timing_s/ref"):
-            return self.assembly.reference(self._call("score_reference", _tokens_of(rollouts)))
+            return self.assembly.reference(self._call("score_reference", tokens_only(rollouts)))
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         """As theory's contract."""
         with self.meter.seconds("timing_s/update_actor"):
             return self.assembly.stats(self._call("update", minibatch, objective, plan))
-
-    def named_tensors(self, folded: bool = False) -> StoredTensors:
-        """As theory's contract; views of shared memory, each valid until the next is requested and never to be written.
-
-        They come in the order in which ranks send them, which may differ between calls.
-        """
-        return StoredTensors(partial(self._stored, folded))
-
-    def _stored(self, folded: bool, convert: Convert) -> Iterator[tuple[Any, int]]:
-        # A bucket is two objects, itself and its size (`RankActor.export`).
-        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": 2 * BUCKETS_AHEAD}
-        arguments = self.bucket_bytes, folded, convert
-        yield from self._merged([a.export.options(**streaming).remote(*arguments) for a in self.actors])
-
-    def give_way(self) -> None:
-        """Frees GPU memory for engines until the next update."""
-        self._call("give_way")
 
     def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
         """As theory's contract, with the layers of all stages."""
@@ -233,101 +94,6 @@ class TrainingGroup:
         """Continues from a checkpoint of the same model."""
         self._call("load", folder)
 
-    def pids(self) -> list[int]:
-        """Process ids of the ranks."""
-        return ray.get([actor.pid.remote() for actor in self.actors])
-
-    def close(self) -> None:
-        """Ends the ranks' processes."""
-        for actor in self.actors:
-            self.cluster.kill(actor)
-        self.actors = []
-
-    def _call(self, method: str, *arguments: Any) -> list[Any]:
-        parcel = ray.put(pack(arguments))
-        # Two values: the answer, which is fetched here, and the routes, which stay in the object store.
-        refs = [actor.call.options(num_returns=2).remote(method, parcel) for actor in self.actors]
-        answers = self._gather(method, [answer for answer, _ in refs])
-        return [unpack_apart(answers[i], [stored], self, i) for i, (_, stored) in enumerate(refs)]
-
-    def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of work(*arguments, rank), run in every rank's process."""
-        parcel = ray.put(pack((work, arguments)))
-        return [
-            unpack(part) for part in self._gather("work", [a.work.remote(parcel, i) for i, a in enumerate(self.actors)])
-        ]
-
-    def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
-        """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others."""
-        ranks = {stream: i for i, stream in enumerate(streams)}
-        while ranks:
-            done: list[Any] = ray.wait(list(ranks), num_returns=1, timeout=self.limits.push)[0]
-            self._require(done, "export", ranks.values())
-            for stream in done:
-                bucket = next(stream, None)
-                if bucket is None:
-                    del ranks[stream]
-                    continue
-                try:
-                    # A failed rank's last reference is its error, in place of a bucket or of a size.
-                    num_bytes: Any = ray.get(next(stream, bucket))
-                except RayError as error:
-                    self._raise(error, ranks[stream])
-                    raise
-                yield bucket, num_bytes
-
-    def _gather(self, method: str, refs: list[Any]) -> list[Any]:
-        """All answers in order; the first error is raised as soon as it arrives."""
-        ranks = {ref: i for i, ref in enumerate(refs)}
-        found: dict[int, Any] = {}
-        end = time.monotonic() + getattr(self.limits, STAGES[method])
-        while ranks:
-            done, _ = ray.wait(list(ranks), num_returns=1, timeout=max(0.0, end - time.monotonic()))
-            self._require(done, method, ranks.values())
-            for ref in done:
-                i = ranks.pop(ref)
-                try:
-                    found[i] = ray.get(ref)
-                except RayError as error:
-                    self._raise(error, i)
-                    raise
-        return [found[i] for i in range(len(refs))]
-
-    def _require(self, done: list[Any], method: str, waiting: Iterable[int]) -> None:
-        """Raises RankDied if none of the waiting ranks has answered within the stage's limit."""
-        if not done:
-            stage = STAGES[method]
-            raise RankDied(
-                f"ranks {sorted(waiting)} of {len(self.actors)} did not answer to {method} within "
-                f"{getattr(self.limits, stage):g} s (cluster.limits.{stage})",
-                min(waiting),
-            )
-
-    def _raise(self, error: Exception, rank: int) -> None:
-        """Raises RankDied if a rank is dead or lost to a collective, else the error of this rank's own code."""
-        if isinstance(error, RayActorError):
-            raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended", rank) from None
-        cause: Exception = getattr(error, "cause", error)
-        if not isinstance(cause, (ValueError, ArithmeticError)):
-            # Perhaps a collective broke: if a neighbour died, Ray reports it within moments.
-            pings = [actor.pid.remote() for actor in self.actors]
-            ray.wait(pings, num_returns=len(pings), timeout=SETTLE_S)
-            silent: list[int] = []
-            for i, ping in enumerate(pings):
-                try:
-                    ray.get(ping, timeout=0)
-                except RayActorError:
-                    raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}", i) from None
-                except GetTimeoutError:
-                    silent.append(i)
-            # Torch raises RuntimeError if a collective times out or is cut off; silent ranks wait in it, or hang.
-            if silent and isinstance(cause, RuntimeError) and not isinstance(cause, torch.OutOfMemoryError):
-                raise RankDied(
-                    f"ranks {silent} of {len(pings)} did not answer within {SETTLE_S:g} s; rank {rank} said: {cause}",
-                    silent[0],
-                ) from None
-        raise cause from error  # its text is the traceback in the rank's process
-
 
 def build_megatron(
     model: ModelBlock,
@@ -345,11 +111,4 @@ def build_megatron(
     return MegatronRank(model, training, algorithm, keep_reference=algorithm.objective.kl_coefficient > 0)
 
 
-def megatron_assembly() -> Assembly:
-    """The functions that join the parts of Megatron-core's ranks."""
-    from scaled.megatron_engine import parts
-
-    return Assembly(parts.assemble_scores, parts.assemble_logp, parts.assemble_stats)
-
-
-__all__ = ["Assembly", "BuildRank", "Rank", "RankDied", "TrainingGroup", "build_megatron", "megatron_assembly"]
+__all__ = ["BuildRank", "Rank", "TrainingGroup", "build_megatron"]

@@ -16,15 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from scaled.config import ModelBlock, TrainingBlock
-from scaled.megatron_engine import checkpoints, parallel
-from scaled.megatron_engine.micro_batches import MicroBatch, split
+from scaled.megatron_engine import checkpoints
+from scaled.megatron_engine.micro_batches import MicroBatch
 from scaled.megatron_engine.optimizer import RankOptimizer
-from scaled.megatron_engine.parts import BatchSizes, ScorePart, UpdatePart
+from scaled.megatron_engine.parts import ScorePart, UpdatePart
 from scaled.megatron_engine.policy import Policy
 from scaled.megatron_engine.predictor import StagePredictor
-from scaled.megatron_engine.replay import check_routing
+from scaled.megatron_engine.scoring_rank import ScoringRank
 from scaled.megatron_engine.weights import export_hf
-from scaled.model_shape import load_shape
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts
 from theory.objectives import Objective, Top
@@ -33,7 +32,7 @@ from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import fold
 
 
-class MegatronRank:
+class MegatronRank(ScoringRank):
     """A rank of theory's TrainingEngine, in a process where `parallel.initialize` has run.
 
     Every method but `give_way`, `predictor_weights` and `has_saved` is a collective: all ranks must call it, with the
@@ -43,12 +42,10 @@ class MegatronRank:
     def __init__(
         self, model: ModelBlock, training: TrainingBlock, algorithm: Algorithm, keep_reference: bool = False
     ) -> None:
-        self.training = training
-        self.shape = shape = load_shape(model.path, model.shape)
-        self.layout = layout = parallel.layout(training, shape.num_layers)
+        super().__init__(model, training, trained=True, freeze_router=algorithm.freeze_router)
+        shape, layout = self.shape, self.layout
         self.num_updates = 0
         self.saver = checkpoints.Saver()
-        self.policy = Policy(shape, training, layout, model.path, trained=True, freeze_router=algorithm.freeze_router)
         self.reference = None
         if keep_reference:
             self.reference = Policy(shape, training, layout, model.path, trained=False, freeze_router=True)
@@ -60,12 +57,6 @@ class MegatronRank:
             self.predictor = StagePredictor(
                 layers, shape.hidden_size, shape.num_experts, algorithm.predictor, layout.pp_rank, self.policy.device
             )
-
-    def score(self, rollouts: Rollouts, plan: RoutingPlan) -> ScorePart:
-        """This rank's share of the old pass, without gradients: log pi_old of response tokens, entropies and routes."""
-        sizes = self._sizes(rollouts, plan)
-        result = self.policy.run(self._micro_batches(rollouts), plan)
-        return ScorePart(sizes, tuple(result.tokens), tuple(result.routes))
 
     def score_reference(self, rollouts: Rollouts) -> ScorePart:
         """This rank's share of log pi_ref: the model folder's weights, naturally routed, and no routes reported."""
@@ -115,7 +106,7 @@ class MegatronRank:
 
         `folded` adds the predictor to the gates: the rank that yields a gate has its predictor.
         """
-        tensors = export_hf(self.policy.chunks, self.shape, self.layout)
+        tensors = super().export()
         yields_gates = self.layout.dp_rank == 0 and self.layout.tp_rank == 0
         if not folded or self.predictor is None or not yields_gates:
             return tensors
@@ -160,14 +151,6 @@ class MegatronRank:
     def load(self, folder: str | Path) -> None:
         """The inverse of `save`: in the same layout, training continues with the same bits."""
         checkpoints.load(self, Path(folder))
-
-    def _sizes(self, rollouts: Rollouts, plan: RoutingPlan) -> BatchSizes:
-        num_rows_B = tuple(response.num_tokens - 1 for response in rollouts.responses)
-        check_routing(plan, num_rows_B, self.shape.moe_layers)
-        return BatchSizes(num_rows_B, max(len(response.tokens) for response in rollouts.responses))
-
-    def _micro_batches(self, rollouts: Rollouts) -> list[MicroBatch]:
-        return split(rollouts.padded(), self.layout, self.training, self.policy.device)
 
 
 class _ObjectiveLoss:

@@ -27,8 +27,9 @@ from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load, save
 from sandbox.training.engine import SandboxTrainingEngine
+from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
 from scaled.session import Session
 from tests.contracts import worlds

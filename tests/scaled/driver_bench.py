@@ -26,8 +26,9 @@ from torch import Tensor
 import scaled.run
 import scaled.session
 from lab.markdown import markdown_table
+from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup, shares
-from scaled.cluster.training_group import Assembly, TrainingGroup
+from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
 from scaled.session import Session
 from tests.scaled.cluster_world import save_model

@@ -2,17 +2,20 @@
 
 `python -m tests.scaled.on_gpu` prints a table of docs/on-gpu.md: the memory that `firstorder plan` counts beside what
 the allocator gave out, how far a repeated pass is off, and what replaying the old pass's routes adds to an update.
-With `--write FOLDER` it writes the model of configs/on_gpu/wide_r3.yaml instead, whose vocabulary is that of sums.
+With `--write FOLDER` it writes the model of configs/on_gpu/wide_r3.yaml instead, whose vocabulary is that of sums;
+`--layers 24` makes that of deep_ladder.yaml.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, **changes: Any) -> ModelShape:
     """A Hugging Face folder of Qwen3-30B-A3B's shape with few layers and random weights, logits spread by about 1.
 
-    `changes` are fields of its config.json.
+    `changes` are fields of its config.json. A file per layer, so that the host never holds the whole model.
     """
     fields = json.loads(Path("scaled/shapes/qwen3-30b-a3b.json").read_text())
     fields |= {"num_hidden_layers": LAYERS} | changes
@@ -62,8 +65,16 @@ def write_model(folder: Path, **changes: Any) -> ModelShape:
         noise = torch.randn(size, generator=draws, device="cuda", dtype=torch.bfloat16)
         return (noise / size[1] ** 0.5).cpu()
 
-    save_file({name: draw(size) for name, size in shape.weights().items()}, folder / "model.safetensors")
+    for number, (_, names) in enumerate(groupby(shape.weights(), key=_layer_of)):
+        tensors = {name: draw(shape.weights()[name]) for name in names}
+        save_file(tensors, folder / f"model-{number:03d}.safetensors")
     return shape
+
+
+def _layer_of(name: str) -> str:
+    """A weight's layer, "" outside of layers."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return found[1] if found else ""
 
 
 def batch(vocab_size: int) -> Rollouts:
@@ -153,11 +164,13 @@ def main() -> None:
     """Writes a model, or measures each case on one in a process of its own and prints the table."""
     parser = argparse.ArgumentParser(prog="on_gpu")
     parser.add_argument("--write", type=Path, metavar="FOLDER")
-    folder = parser.parse_args().write
-    if folder is not None:
-        folder.mkdir(parents=True)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    wanted = parser.parse_args()
+    if wanted.write is not None:
+        wanted.write.mkdir(parents=True)
         size = CharTokenizer(ALPHABET).vocab_size
-        write_model(folder, vocab_size=size, eos_token_id=None, max_position_embeddings=4096)
+        changes = {"vocab_size": size, "eos_token_id": None, "max_position_embeddings": 4096}
+        write_model(wanted.write, num_hidden_layers=wanted.layers, **changes)
         return
     with tempfile.TemporaryDirectory() as scratch:
         shape = write_model(Path(scratch))

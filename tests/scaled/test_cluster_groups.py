@@ -20,10 +20,11 @@ import pytest
 import ray
 import torch
 
-from scaled.cluster import ray_cluster, training_group
+from scaled.cluster import rank_group, ray_cluster
+from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
-from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Bucket, StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
 from tests.contracts import worlds
@@ -128,7 +129,7 @@ def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: 
 
 def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
-    monkeypatch.setattr(training_group, "SETTLE_S", 5.0)
+    monkeypatch.setattr(rank_group, "SETTLE_S", 5.0)
     build = partial(cluster_world.build_rank, timeout_s=8.0)
     group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
     victim = group.pids()[1]

@@ -29,7 +29,8 @@ from lab.records import RunFolder
 from lab.report.run_page import write_report
 from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError
-from scaled.cluster.training_group import RankDied, TrainingGroup
+from scaled.cluster.rank_group import RankDied
+from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
 from tests.scaled.cluster_world import SandboxSession, save_model
 

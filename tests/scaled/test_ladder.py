@@ -1,0 +1,90 @@
+"""Laws of `firstorder ladder`: real vLLM engines beside a Megatron-core rank that only scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lab.config.load import load
+from lab.tasks.arithmetic import ALPHABET
+from sandbox.model import MoE
+from sandbox.model.checkpoint import save
+from scaled.config import ScaledRun
+from scaled.ladder import REPLAYED, Missing, Rung, climb, markdown
+from tests.scaled import vllm_world
+from theory.streams import stream
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+CONFIG = """
+name: ladder
+seed: 1
+backend: scaled
+num_steps: 1
+task: {kind: arithmetic, min_digits: 2, max_digits: 2, num_held_out: 8}
+model: {path: MODEL}
+algorithm:
+  objective: {preset: minirl}
+  batch: {num_prompts: 8, num_responses: 8, num_minibatches: 1}
+  sampling: {max_tokens: 12}
+  optimizer: {learning_rate: 1e-3}
+training: {num_ranks: 1, micro_batch_size: 8, precision: fp32}
+rollout: {num_engines: 1, max_model_len: 64, max_num_seqs: 64, max_num_batched_tokens: 256, kv_cache_gib: 0.05}
+cluster: {object_store_gib: 0.2, bucket_mib: 1}
+"""
+FP8 = "bf16, fp8 weights"
+
+
+@pytest.fixture(scope="module")
+def rungs(tmp_path_factory: pytest.TempPathFactory) -> list[Rung | Missing]:
+    """Three rungs of a fresh model, two draws each; the KV cache in FP8 is missing on most CPUs."""
+    root = tmp_path_factory.mktemp("ladder")
+    save(MoE(replace(vllm_world.model_config(()), vocab_size=len(ALPHABET) + 2), stream(0, "ladder")), root / "model")
+    path = root / "ladder.yaml"
+    path.write_text(CONFIG.replace("MODEL", str(root / "model")) + f"output: {root / 'runs'}\n", encoding="utf-8")
+    return list(
+        climb(load(path, [], {"scaled": ScaledRun}), 2, ("fp32", FP8, "bf16, batch-invariant"), root / "traces")
+    )
+
+
+def test_the_trainer_scores_each_draw_twice(rungs: list[Rung | Missing]) -> None:
+    """In fp32 both passes agree with the engine to rounding, and no router differs; with FP8 weights some do, and the
+    engine's routes (R3) take a part of the KL away."""
+    exact, rounded, _ = rungs
+    assert isinstance(exact, Rung) and isinstance(rounded, Rung)
+    # 1e-13 (docs/mismatch-ladder.md); float32 sums differ by some 1e-7 nats per token, and k3 is their square.
+    assert all(mean.mean < 1e-11 for name, mean in exact.metrics.items() if name in ("rollout_corr/k3_kl", REPLAYED))
+    assert exact.metrics["routing/router_disagreement"].mean == 0
+    for draw in rounded.draws:
+        assert draw.replayed_kl is not None
+        assert 0 < draw.replayed_kl < draw.metrics["rollout_corr/k3_kl"]
+
+
+def test_layers_differ_as_the_whole_does(rungs: list[Rung | Missing]) -> None:
+    """The share of routers that differ is the mean over layers, since each has as many rows; a draw has its own."""
+    exact, rounded, _ = rungs
+    assert isinstance(exact, Rung) and isinstance(rounded, Rung)
+    for draw in (*exact.draws, *rounded.draws):
+        layers = draw.differing_routers
+        assert len(layers) == vllm_world.model_config(()).num_layers
+        assert sum(layers) / len(layers) == pytest.approx(draw.metrics["routing/router_disagreement"], rel=1e-6)
+    first, second = rounded.draws
+    assert first.metrics != second.metrics
+
+
+def test_the_table_has_every_rung(rungs: list[Rung | Missing]) -> None:
+    """A row per engine with the KL under R3 last, a line for the engine that needs a GPU; plain values as JSON."""
+    text = markdown(rungs)
+    header, _, *rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert header.endswith(f"| {REPLAYED} |") and len(rows) == 2
+    assert "Not on this machine: bf16, batch-invariant" in text
+    _, rounded, missing = rungs
+    assert isinstance(rounded, Rung) and isinstance(missing, Missing)
+    assert rows[1].startswith(f"| {FP8} | {rounded.kernels} |") and rows[1].endswith(f"| {rounded.metrics[REPLAYED]} |")
+    assert json.loads(json.dumps(rounded.to_json()))["draws"][0]["num_tokens"] == rounded.draws[0].num_tokens
