@@ -65,8 +65,9 @@ def write_model(folder: Path, **changes: Any) -> ModelShape:
         noise = torch.randn(size, generator=draws, device="cuda", dtype=torch.bfloat16)
         return (noise / size[1] ** 0.5).cpu()
 
-    for number, (_, names) in enumerate(groupby(shape.weights(), key=_layer_of)):
-        tensors = {name: draw(shape.weights()[name]) for name in names}
+    sizes = shape.weights()
+    for number, (_, names) in enumerate(groupby(sizes, key=_layer_of)):
+        tensors = {name: draw(sizes[name]) for name in names}
         save_file(tensors, folder / f"model-{number:03d}.safetensors")
     return shape
 
