@@ -32,7 +32,7 @@ from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
 if TYPE_CHECKING:
-    from scaled.cluster.rank_group import RankGroup
+    from scaled.cluster.rank_group import ScoringGroup
     from scaled.cluster.ray_cluster import Cluster
 
 RUNGS: dict[str, PrecisionBlock] = {
@@ -60,7 +60,7 @@ REPLAYED = "k3 KL under R3"
 
 
 @dataclass(frozen=True)
-class Draw:
+class ScoredDraw:
     """One batch of an engine, scored by the trainer: its sampled tokens, and metrics by registered name.
 
     `replayed_kl` is rollout_corr/k3_kl of the pass with mu's experts (R3 Eq. 8), in nats, None for a dense model.
@@ -82,7 +82,7 @@ class Rung:
 
     name: str
     kernels: str
-    draws: tuple[Draw, ...]
+    draws: tuple[ScoredDraw, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -154,13 +154,13 @@ def climb(
             yield Rung(name, kernels, tuple(draws))
 
 
-def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None) -> Draw:
+def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None) -> ScoredDraw:
     replayed_kl, share_L = None, torch.zeros(0)
     if replayed is not None and rollouts.experts is not None and natural.natural is not None:
         replayed_kl = old_pass_metrics(rollouts, replayed, PASSES["R3"])["rollout_corr/k3_kl"]
         differences_RL = difference_counts(rollouts.experts, natural.natural)
         share_L = (differences_RL > 0).sum(dim=0) / (differences_RL != MISSING).sum(dim=0)
-    return Draw(
+    return ScoredDraw(
         num_tokens=sum(int(r.is_response.sum()) for r in rollouts.responses),
         metrics=old_pass_metrics(rollouts, natural, PASSES["none"]),
         replayed_kl=replayed_kl,
@@ -169,7 +169,7 @@ def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None
 
 
 def _scored(
-    config: ScaledRun, task: TextTask, places: Cluster, trainer: RankGroup, num_seeds: int
+    config: ScaledRun, task: TextTask, places: Cluster, trainer: ScoringGroup, num_seeds: int
 ) -> Iterator[tuple[Rollouts, TokenScores, TokenScores | None]]:
     """Every draw of the engine, and its scores: with the routes of the trainer, and with those of the engine."""
     from scaled.cluster.groups import rollout_group
@@ -205,4 +205,4 @@ def markdown(rungs: Sequence[Rung | Missing]) -> str:
     return table + "".join(f"{line}\n" for line in (["", *missing] if missing else []))
 
 
-__all__ = ["REPLAYED", "RUNGS", "Draw", "Missing", "Rung", "climb", "markdown"]
+__all__ = ["REPLAYED", "RUNGS", "ScoredDraw", "Missing", "Rung", "climb", "markdown"]

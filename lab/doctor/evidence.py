@@ -88,6 +88,7 @@ CLUES: dict[str, Clue] = {
         "KL per differing router", "k3 KL without its largest 0.5 % / router disagreement", routes.kl_per_flip
     ),
     "flip_share_of_kl": Clue("KL on tokens whose experts differ", "share of the sum of k3", routes.flip_share_of_kl),
+    "flip_token_share": Clue("tokens whose experts differ", "share of sampled tokens", routes.flip_token_share),
     "row_shift_gain": Clue(
         "gain from shifting a row", "agreement with old's neighbouring row / own row", routes.row_shift_gain
     ),

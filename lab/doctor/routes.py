@@ -53,6 +53,11 @@ def flip_share_of_kl(view: View) -> float | None:
     return (k3_n[view.differs_n].sum() / k3_n.sum()).item()
 
 
+def flip_token_share(view: View) -> float | None:
+    """Share of sampled tokens, in [0, 1], whose own row has other experts at some layer."""
+    return None if view.differs_n is None else view.differs_n.double().mean().item()
+
+
 NOWHERE = -1
 """Stands for no layer: tokens whose own row has the same experts everywhere."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from scaled.cluster.rank_group import RankGroup, build_scorer, megatron_assembly
+from scaled.cluster.rank_group import ScoringGroup, build_scorer, megatron_assembly
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import Lost, RolloutGroup, build_vllm
 from scaled.cluster.training_group import TrainingGroup, build_megatron
@@ -28,9 +28,9 @@ def training_group(config: ScaledRun, places: Cluster, meter: Meter) -> Training
     )
 
 
-def scoring_group(config: ScaledRun, places: Cluster, meter: Meter) -> RankGroup:
+def scoring_group(config: ScaledRun, places: Cluster, meter: Meter) -> ScoringGroup:
     """The same ranks and weights without the means to train: the old pass's bits, at 2 bytes per bf16 weight."""
-    return RankGroup(
+    return ScoringGroup(
         places,
         partial(build_scorer, _model(config), config.training),
         config.training.num_ranks,

@@ -47,7 +47,7 @@ class RankDied(ChildProcessError):
 
 
 @runtime_checkable
-class Scorer(Protocol):
+class ModelRank(Protocol):
     """The object that a rank actor holds at least; see docs/decisions/0004-scaled.md."""
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> Any:
@@ -70,7 +70,7 @@ STAGES = {
 }  # fmt: skip
 """A rank's methods, each with the stage whose limit (cluster.limits) applies to it."""
 
-BuildScorer = Callable[[int, int, Store], Scorer]
+BuildModelRank = Callable[[int, int, Store], ModelRank]
 """(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
 
 MEET_S = 300.0
@@ -89,7 +89,7 @@ class Assembly:
 class RankActor(Worker):
     """One rank in its own process; all its methods run on that process's main thread."""
 
-    rank: Scorer
+    rank: ModelRank
     # Rank 0's alone. It listens until the store takes it over, so that no other process gets the port.
     _socket: socket.socket | None = None
 
@@ -99,7 +99,7 @@ class RankActor(Worker):
         self._socket = listening(address)
         return address, self._socket.getsockname()[1]
 
-    def start(self, build: BuildScorer, rank: int, num_ranks: int, address: str, port: int) -> None:
+    def start(self, build: BuildModelRank, rank: int, num_ranks: int, address: str, port: int) -> None:
         self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
     def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:
@@ -116,7 +116,7 @@ def tokens_only(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, experts=None, features=None)
 
 
-class RankGroup:
+class ScoringGroup:
     """The old pass and the weights of `num_ranks` actors. Seconds go to `meter`.
 
     Raises RankDied if a rank's process ends, if a collective loses a rank, or if a rank does not answer within its
@@ -126,7 +126,7 @@ class RankGroup:
     def __init__(
         self,
         cluster: Cluster,
-        build: BuildScorer,
+        build: BuildModelRank,
         num_ranks: int,
         assembly: Assembly,
         *,
@@ -264,7 +264,7 @@ class RankGroup:
         raise cause from error  # its text is the traceback in the rank's process
 
 
-def build_scorer(model: ModelBlock, training: TrainingBlock, rank: int, num_ranks: int, store: Store) -> Scorer:
+def build_scorer(model: ModelBlock, training: TrainingBlock, rank: int, num_ranks: int, store: Store) -> ModelRank:
     """A Megatron-core rank that has met the others and never trains; its machine must have the model's folder."""
     from scaled.megatron_engine import parallel
     from scaled.megatron_engine.scoring_rank import ScoringRank
@@ -281,6 +281,6 @@ def megatron_assembly() -> Assembly:
 
 
 __all__ = [
-    "Assembly", "BuildScorer", "RankActor", "RankDied", "RankGroup", "Scorer", "build_scorer", "megatron_assembly",
-    "tokens_only",
+    "Assembly", "BuildModelRank", "ModelRank", "RankActor", "RankDied", "ScoringGroup", "build_scorer",
+    "megatron_assembly", "tokens_only",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from scaled.cluster.rank_group import RankGroup, Scorer, tokens_only
+from scaled.cluster.rank_group import ModelRank, ScoringGroup, tokens_only
 from scaled.config import ModelBlock, TrainingBlock
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts, UpdateStats
@@ -19,7 +19,7 @@ from theory.routing.passes import RoutingPlan
 
 
 @runtime_checkable
-class Rank(Scorer, Protocol):
+class Rank(ModelRank, Protocol):
     """The object that a rank actor holds in training."""
 
     def score_reference(self, rollouts: Rollouts) -> Any:
@@ -55,7 +55,7 @@ BuildRank = Callable[[int, int, Store], Rank]
 """(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
 
 
-class TrainingGroup(RankGroup):
+class TrainingGroup(ScoringGroup):
     """`TrainingEngine` over the ranks that `build` (a `BuildRank`) makes, with `save` and `load`.
 
     After RankDied the caller starts another group from a checkpoint.

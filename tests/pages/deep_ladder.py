@@ -51,8 +51,9 @@ class Engine:
 
 
 def engines() -> dict[str, Engine]:
-    """The engines of the stored run by name, in its order."""
-    return {rung["name"]: _engine(rung["draws"]) for rung in json.loads(FILE.read_text(encoding="utf-8"))}
+    """The engines of the stored run by name, in the order of their KL."""
+    found = {rung["name"]: _engine(rung["draws"]) for rung in json.loads(FILE.read_text(encoding="utf-8"))}
+    return dict(sorted(found.items(), key=lambda item: item[1].kl))
 
 
 def _engine(draws: list[dict[str, Any]]) -> Engine:
@@ -139,18 +140,34 @@ def outcome() -> str:
 
 
 def figure() -> Figure:
-    """The share of routers that differ, by layer, a line per engine."""
-    made = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes = made.subplots()
-    for name, one in engines().items():
-        layers = range(1, len(one.by_layer) + 1)
-        axes.plot(layers, [100 * x for x in one.by_layer], color=COLOURS[name], marker="o", ms=3.5, lw=1.4)
-        axes.annotate(
-            name, (len(one.by_layer), 100 * one.by_layer[-1]), xytext=(6, 0), textcoords="offset points",
-            va="center", fontsize=8, color=COLOURS[name],
+    """Routers that differ by layer, a line per engine; beside it each engine's KL without and under R3."""
+    made = Figure(figsize=(9.6, 3.4), layout="constrained")
+    left, right = made.subplots(1, 2, width_ratios=(1.25, 1))
+    found = engines()
+    for name, one in found.items():
+        left.plot(range(1, len(one.by_layer) + 1), [100 * x for x in one.by_layer], color=COLOURS[name], lw=1.6)
+    # Labels stand over the middle of their lines; those of the two highest lines on either side of them.
+    places = {BOTH: 14, FP8: -9, CACHE: 10, BF16: 8}
+    for name, dy in places.items():
+        height = 100 * found[name].by_layer[13]
+        left.annotate(
+            name, (14, height), xytext=(0, dy), textcoords="offset points", ha="center",
+            va="bottom" if dy > 0 else "top", fontsize=8, color=COLOURS[name],
         )  # fmt: skip
-    axes.set(xlabel="layer", ylabel="routers that differ, %", ylim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
+    left.set(xlabel="layer", ylabel="routers that differ, %", ylim=(0, 100))
+    for row, (name, one) in enumerate(found.items()):
+        right.plot([one.replayed_kl, one.kl], [row, row], color=COLOURS[name], lw=2.2, solid_capstyle="butt")
+        right.plot([one.kl], [row], "o", color=COLOURS[name], ms=8)
+        right.plot([one.replayed_kl], [row], "o", color=COLOURS[name], ms=8, mfc="white", mew=1.8)
+        right.annotate(
+            f"{name}: R3 removes {one.removed:.0%}", ((one.replayed_kl * one.kl) ** 0.5, row), xytext=(0, 7),
+            textcoords="offset points", ha="center", va="bottom", fontsize=8, color=COLOURS[name],
+        )  # fmt: skip
+    right.set(xscale="log", xlim=(3e-5, 3e-2), ylim=(len(found) - 0.5, -0.8), yticks=[])
+    right.set_xlabel("k3 KL(mu, old), nats per token (hollow: under R3)")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    right.spines["left"].set_visible(False)
     return made
 
 

@@ -6,6 +6,7 @@ import itertools
 
 import pandas as pd
 
+from tests.pages import deep_ladder
 from tests.pages.on_gpu import LADDER, RESULTS, RUNS, ladder, runs, spans
 
 
@@ -20,3 +21,16 @@ def test_engine_and_rank_take_turns() -> None:
     found = spans(pd.read_csv(RESULTS / "memory.csv"))
     assert [words for _, _, words in found] == ["engine", "rank", "engine", "rank"]
     assert all(stop <= start for (_, stop, _), (start, _, _) in itertools.pairwise(found))
+
+
+def test_the_deep_ladder_is_computed_from_its_draws() -> None:
+    """The tables of half of Qwen3-30B-A3B, and what became of each prediction, come from the stored draws."""
+    assert deep_ladder.LADDER.read() == deep_ladder.ladder()
+    assert deep_ladder.OUTCOME.read() == deep_ladder.outcome()
+
+
+def test_a_prediction_can_fail() -> None:
+    """Every prediction about the ladder fails where all engines are alike, without replay's gain."""
+    alike = deep_ladder.Engine(num_tokens=1, kl=1e-3, replayed_kl=1e-3, tokens=0.5, by_layer=(0.2,) * 24)
+    found = dict.fromkeys(deep_ladder.COLOURS, alike)
+    assert not any(predicted.test(found)[0] for predicted in deep_ladder.PREDICTIONS)

@@ -17,6 +17,7 @@ from lab.doctor.evidence import CLUES, gather
 from lab.doctor.importers import rows
 from lab.doctor.routes import NOWHERE, kl_by_first_layer
 from lab.doctor.view import View
+from lab.doctor.words import routers
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, logits_of, trace_of, with_experts
 from theory.streams import stream
@@ -211,6 +212,14 @@ def test_the_ratios_of_routes_are_their_formulas() -> None:
     kept = k3.sort().values[: math.ceil(0.995 * len(k3))]
     assert seen["kl_per_flip"] == pytest.approx(kept.mean().item() / rate)
     assert seen["flip_share_of_kl"] == pytest.approx((k3[view.differs_n].sum() / k3.sum()).item())
+    assert seen["flip_token_share"] == pytest.approx(int(view.differs_n.sum()) / len(view))
+
+
+def test_kl_on_tokens_that_nearly_all_differ_proves_nothing() -> None:
+    """Where 90% of the tokens have a differing router, the words for routers say that replay must be measured."""
+    seen = {"router_disagreement": 0.27, "size": 0.03, "flip_share_of_kl": 0.99}
+    assert "replay" not in routers(seen | {"flip_token_share": 0.89})
+    assert "90 % of all tokens have such experts" in routers(seen | {"flip_token_share": 0.9})
 
 
 def test_the_kl_by_first_layer_sums_to_the_kl() -> None:
