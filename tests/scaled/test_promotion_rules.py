@@ -28,7 +28,7 @@ def test_every_field_has_one_rule() -> None:
     assert all(rule.source for rule in RULES)
     assert {rule.field for rule in RULES if rule.action == "rule"} == {
         "replay.predictor.learning_rate_multiplier", "replay.predictor.num_positions", "batch.num_prompts",
-        "optimizer.learning_rate",
+        "optimizer.learning_rate", "oversampling",
     }  # fmt: skip
 
 
