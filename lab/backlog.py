@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from theory.contracts import Prompt, Response, Rollouts, Task
-from theory.oversampling import Backlog, Group
+from theory.oversampling import Backlog, StartedGroup
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
@@ -66,7 +66,7 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
     G = len(found["num_tokens"]) // len(numbers)
     whole = _rollouts(found, [prompt for prompt in prompts for _ in range(G)])
     groups = [
-        Group(number, prompt, whole.select(range(i * G, (i + 1) * G)))
+        StartedGroup(number, prompt, whole.select(range(i * G, (i + 1) * G)))
         for i, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
     ]
     return Backlog(next_number, tuple(groups))

@@ -45,7 +45,7 @@ class OpenGroups:
 
 
 @dataclass(frozen=True)
-class Group:
+class StartedGroup:
     """One prompt and its G responses so far; `rollouts` is None before their first call.
 
     `number` counts the groups that the run has started: it names the prompt, and the streams of the responses.
@@ -81,7 +81,7 @@ class Backlog:
     """The state between two rollouts: the groups that go on, oldest first, and the number of the next new one."""
 
     next_number: int
-    groups: tuple[Group, ...] = ()
+    groups: tuple[StartedGroup, ...] = ()
 
     @staticmethod
     def at(step: int, algorithm: Algorithm) -> Backlog:
@@ -104,12 +104,12 @@ def first_complete(
     assert over is not None
     P, rounds = algorithm.num_prompts, algorithm.dynamic_sampling_rounds
     waiting, next_number = list(backlog.groups), backlog.next_number
-    mixed: list[tuple[Group, Tensor]] = []
-    uniform: list[tuple[Group, Tensor]] = []
+    mixed: list[tuple[StartedGroup, Tensor]] = []
+    uniform: list[tuple[StartedGroup, Tensor]] = []
     drawn = 0
     for drawn in range(1, rounds + 1):
         numbers = range(next_number, next_number + P + over.extra_prompts - len(waiting))
-        waiting += [Group(number, task.prompts(number, 1)[0]) for number in numbers]
+        waiting += [StartedGroup(number, task.prompts(number, 1)[0]) for number in numbers]
         next_number += len(numbers)
         waiting = continued(engine, waiting, P, algorithm, seed, call=step * rounds + drawn - 1)
         taken = [group for group in waiting if group.is_complete][:P]
@@ -136,7 +136,9 @@ def first_complete(
     return rollouts, rewards_PG, metrics, Backlog(next_number, tuple(kept))
 
 
-def split(groups: Sequence[Group], over: Oversampling, version: int) -> tuple[list[Group], list[Group]]:
+def split(
+    groups: Sequence[StartedGroup], over: Oversampling, version: int
+) -> tuple[list[StartedGroup], list[StartedGroup]]:
     """The groups that may go on, and those given up: all under `drop`, else those that would be too stale at `version`.
 
     A group is given up whole, as its responses' rewards are compared.
@@ -150,8 +152,8 @@ def split(groups: Sequence[Group], over: Oversampling, version: int) -> tuple[li
 
 
 def continued(
-    engine: RolloutEngine, groups: Sequence[Group], enough: int, algorithm: Algorithm, seed: int, call: int
-) -> list[Group]:
+    engine: RolloutEngine, groups: Sequence[StartedGroup], enough: int, algorithm: Algorithm, seed: int, call: int
+) -> list[StartedGroup]:
     """The groups after one call of the engine, which ends once `enough` of them are complete.
 
     No call is made where they are already.
@@ -191,14 +193,14 @@ def continued(
     ]
 
 
-def _prompt(group: Group, g: int) -> Prompt:
+def _prompt(group: StartedGroup, g: int) -> Prompt:
     """The prompt of response g's next part: with the tokens that it has."""
     if not group.responses or len(group.responses[g].tokens) == 0:
         return group.prompt
     return replace(group.prompt, tokens=(*group.prompt.tokens, *group.responses[g].tokens.tolist()))
 
 
-def _grown(group: Group, rollouts: Rollouts, places: dict[int, int], sampling: Sampling) -> Rollouts:
+def _grown(group: StartedGroup, rollouts: Rollouts, places: dict[int, int], sampling: Sampling) -> Rollouts:
     """The group's responses with the call's new parts, each at its place in the call."""
     if group.rollouts is None:
         # The very responses of the engine, as a batch without earlier parts has them.
@@ -212,4 +214,4 @@ def _grown(group: Group, rollouts: Rollouts, places: dict[int, int], sampling: S
     return join(each, sampling)
 
 
-__all__ = ["Backlog", "Group", "OpenGroups", "continued", "first_complete", "split"]
+__all__ = ["Backlog", "StartedGroup", "OpenGroups", "continued", "first_complete", "split"]

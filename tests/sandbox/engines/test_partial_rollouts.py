@@ -16,7 +16,7 @@ from theory.algorithm import Algorithm, Oversampling
 from theory.contracts import Rollouts
 from theory.loop import collect
 from theory.objectives import preset
-from theory.oversampling import Backlog, Group, continued
+from theory.oversampling import Backlog, StartedGroup, continued
 from theory.routing.passes import RoutingPlan
 
 P, G = 5, 2
@@ -35,11 +35,13 @@ def algorithm(**changes) -> Algorithm:
     return Algorithm(**{**settings, **changes})
 
 
-def groups() -> list[Group]:
-    return [Group(n, worlds.EvenTokens().prompts(n, 1)[0]) for n in range(P)]
+def groups() -> list[StartedGroup]:
+    return [StartedGroup(n, worlds.EvenTokens().prompts(n, 1)[0]) for n in range(P)]
 
 
-def grown(engine: SandboxEngine, recipe: Algorithm, enough: Sequence[int], start: Sequence[Group]) -> list[Group]:
+def grown(
+    engine: SandboxEngine, recipe: Algorithm, enough: Sequence[int], start: Sequence[StartedGroup]
+) -> list[StartedGroup]:
     """The groups after a call for each number of complete groups."""
     found = list(start)
     for call, number in enumerate(enough):
@@ -47,7 +49,7 @@ def grown(engine: SandboxEngine, recipe: Algorithm, enough: Sequence[int], start
     return found
 
 
-def together(found: Sequence[Group]) -> Rollouts:
+def together(found: Sequence[StartedGroup]) -> Rollouts:
     return Rollouts.concat([group.rollouts for group in found if group.rollouts is not None])
 
 
@@ -91,7 +93,7 @@ def test_a_call_ends_where_enough_groups_have(name: str) -> None:
             assert a.finish == ("abort" if n < len(b.tokens) else b.finish)
 
 
-def two_versions() -> tuple[list[Group], MoE, MoE]:
+def two_versions() -> tuple[list[StartedGroup], MoE, MoE]:
     """Groups whose first parts are of one model, as version 3, and whose last are of another, as version 4."""
     old, new = worlds.model(seed=0), worlds.model(seed=1)
     engine = worlds.rollout_engine("exact", old)
@@ -137,7 +139,7 @@ def test_what_goes_on_does_not_depend_on_when() -> None:
             seen[own.responses[0].prompt.id] = own
     for number in range(8):
         prompt = task.prompts(number, 1)[0]
-        (alone,) = continued(engine, [Group(number, prompt)], 1, recipe, seed=2, call=99)
+        (alone,) = continued(engine, [StartedGroup(number, prompt)], 1, recipe, seed=2, call=99)
         assert alone.rollouts is not None
         assert_same(seen[prompt.id], alone.rollouts)
 
