@@ -9,6 +9,8 @@ import safetensors.torch
 import torch
 
 from lab.backlog import from_tensors, to_tensors
+from lab.traces import Trace
+from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from tests.contracts import worlds
@@ -127,6 +129,20 @@ def test_each_part_is_its_versions() -> None:
     assert 3 < several < len(rollouts)
 
 
+def test_a_trace_has_the_versions(tmp_path) -> None:
+    """A trace has the version of every token where there are several, and reads them back; of one version, none."""
+    found, old, _ = two_versions()
+    rollouts = together(found)
+    trainer, rewards = worlds.training_engine(old), torch.zeros(P * G)
+    trace = Trace.of(rollouts, trainer.score(rollouts, RoutingPlan("natural")), rewards, step=4)
+    trace.save(tmp_path / "trace.safetensors")
+    read = Trace.load(tmp_path / "trace.safetensors").versions
+    assert read is not None and read.tolist() == [v for r in rollouts.responses for v in r.version_T.tolist()]
+    assert set(read.tolist()) == {3, 4}
+    one = together(grown(worlds.rollout_engine("exact", old), algorithm(), [P], groups()))
+    assert Trace.of(one, trainer.score(one, RoutingPlan("natural")), rewards, step=0).versions is None
+
+
 def test_what_goes_on_does_not_depend_on_when() -> None:
     """The same weights in every step: each trained response is the same whether steps cut it or not."""
     engine, recipe = worlds.rollout_engine("exact", worlds.model()), algorithm(max_tokens=40)
@@ -163,3 +179,33 @@ def test_a_stored_backlog_is_the_backlog(tmp_path) -> None:
     empty = from_tensors(to_tensors(Backlog(7)), worlds.EvenTokens())
     assert empty is not None and (empty.next_number, empty.groups) == (7, ())
     assert from_tensors({"weight": torch.zeros(1)}, worlds.EvenTokens()) is None and to_tensors(None) == {}
+
+
+RUN = """{"name": "partial", "num_steps": 1, "task": {"kind": "arithmetic"}, "engine": {"defects": [DEFECT]},
+"algorithm": {"objective": {"preset": "minirl"}, "oversampling": {"extra_prompts": 2, "unfinished": "KIND"}}}"""
+
+
+@pytest.mark.parametrize(
+    ("defect", "kind", "wanted"),
+    [
+        (
+            '{"kind": "stale_weights", "versions": 2}', "keep",
+            "algorithm.oversampling.max_staleness: expected at least 3 .* that are 2 behind.*, got 1",
+        ),
+        (
+            '{"kind": "stale_weights", "switch_at": 0.5}', "drop",
+            "engine.defects: expected stale_weights with switch_at = 1 beside algorithm.oversampling .*, got 0.5",
+        ),
+        ('{"kind": "stale_weights", "versions": 2}', "drop", None),
+        ('{"kind": "stale_weights", "versions": 0}', "keep", None),
+    ],
+)  # fmt: skip
+def test_stale_weights_must_leave_room(defect: str, kind: str, wanted: str | None) -> None:
+    """Weights that lag make a kept response staler than the bound allows, and a switch counts one call's tokens: both
+    are one line that names the field. What is dropped, or does not lag, is fine."""
+    text = RUN.replace("DEFECT", defect).replace("KIND", kind)
+    if wanted is None:
+        assert SandboxRun.model_validate_json(text).algorithm.build().oversampling is not None
+        return
+    with pytest.raises(ValueError, match=wanted):
+        SandboxRun.model_validate_json(text)
