@@ -108,10 +108,12 @@ def first_complete(
     uniform: list[tuple[StartedGroup, Tensor]] = []
     drawn = 0
     for drawn in range(1, rounds + 1):
-        numbers = range(next_number, next_number + P + over.extra_prompts - len(waiting))
-        waiting += [StartedGroup(number, task.prompts(number, 1)[0]) for number in numbers]
-        next_number += len(numbers)
-        waiting = continued(engine, waiting, P, algorithm, seed, call=step * rounds + drawn - 1)
+        # Groups that waited for a batch may be enough: then none is begun.
+        if sum(group.is_complete for group in waiting) < P:
+            numbers = range(next_number, next_number + P + over.extra_prompts - len(waiting))
+            waiting += [StartedGroup(number, task.prompts(number, 1)[0]) for number in numbers]
+            next_number += len(numbers)
+            waiting = continued(engine, waiting, P, algorithm, seed, call=step * rounds + drawn - 1)
         taken = [group for group in waiting if group.is_complete][:P]
         is_taken = {group.number for group in taken}
         waiting = [group for group in waiting if group.number not in is_taken]
@@ -154,13 +156,9 @@ def split(
 def continued(
     engine: RolloutEngine, groups: Sequence[StartedGroup], enough: int, algorithm: Algorithm, seed: int, call: int
 ) -> list[StartedGroup]:
-    """The groups after one call of the engine, which ends once `enough` of them are complete.
-
-    No call is made where they are already.
-    """
+    """The groups after one call of the engine, which ends once `enough` of them are complete; fewer are before it."""
     need = enough - sum(group.is_complete for group in groups)
-    if need <= 0:
-        return list(groups)
+    assert need > 0, "a call for groups that are complete"
     G = algorithm.num_responses
     asked = [
         (i, g)

@@ -355,7 +355,8 @@ def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
         return None
     groups = []
     for own in backlog.groups:
-        parcel, bucket = pack_apart(own.rollouts)
+        packed: Any = pack_apart(own.rollouts)
+        parcel, bucket = packed
         groups.append(replace(own, rollouts=unpack_apart(parcel, [ray.put(bucket)], group, 0)))
     return replace(backlog, groups=tuple(groups))
 

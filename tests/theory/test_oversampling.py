@@ -13,7 +13,7 @@ from theory.contracts import Draw, Prompt, Response, RolloutEngine, Rollouts, Sa
 from theory.joining import Parts, join
 from theory.loop import Collected, collect
 from theory.objectives import preset
-from theory.oversampling import Backlog, OpenGroups, continued
+from theory.oversampling import Backlog, OpenGroups, StartedGroup, continued
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 from theory.step_metrics import token_lag_metrics
@@ -201,14 +201,17 @@ def test_dropping_leaves_no_state() -> None:
 
 
 def test_complete_groups_need_no_call() -> None:
-    """Groups that are complete already count; where they are enough, no call is made and nothing changes."""
-    (found,) = steps(algorithm(), 1)
-    assert found.backlog is not None
+    """Complete groups that wait count, and the oldest are taken: where they are enough, no call is made and no group is
+    begun; the others wait on."""
+    begun = [StartedGroup(n, Numbered().prompts(n, 1)[0]) for n in range(10, 10 + P + 2)]
+    ended = continued(Lockstep(), begun, P + 2, algorithm(), 5, call=0)
     engine = Lockstep()
-    ended = continued(engine, found.backlog.groups, EXTRA, algorithm(), 5, call=1)
-    assert all(group.is_complete for group in ended) and len(engine.calls) == 1
-    again = continued(engine, ended, EXTRA, algorithm(), 5, call=2)
-    assert len(engine.calls) == 1 and [a is b for a, b in zip(again, ended, strict=True)] == [True] * EXTRA
+    found = collect(0, algorithm(), engine, Numbered(), seed=5, backlog=Backlog(50, tuple(ended)))
+    assert engine.calls == [] and numbers(found) == [10, 11, 12, 13]
+    assert found.backlog is not None and found.backlog.next_number == 50
+    assert [a is b for a, b in zip(found.backlog.groups, ended[P:], strict=True)] == [True, True]
+    fewer = collect(0, algorithm(), engine, Numbered(), seed=5, backlog=Backlog(50, tuple(ended[:3])))
+    assert len(engine.calls) == 1 and engine.calls[0].enough == 1 and numbers(fewer)[:3] == [10, 11, 12]
 
 
 def test_a_response_without_tokens_begins_later() -> None:
@@ -218,6 +221,7 @@ def test_a_response_without_tokens_begins_later() -> None:
     trained = [r for c in found for r in c.rollouts.responses]
     assert all(r.version_T.tolist() == sorted(r.version_T.tolist()) for r in trained)
     assert all(len({v for _, v in r.versions}) == len(r.versions) for r in trained)
+    assert all(r.version == int(r.version_T.min()) for r in trained)
     assert any(not len(r.tokens) for c in found if c.backlog is not None for g in c.backlog.groups for r in g.responses)
     prompt = Prompt("a", (3, 4, 5), "")
 
