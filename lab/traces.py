@@ -22,6 +22,7 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
 | engines         | (B,)      | int     | optional: number of the engine, or of the rank, that the response is from    |
+| versions        | (A,)      | int     | optional: weight version that sampled the token (partial rollouts have some) |
 | top_ids         | (A, k)    | int     | optional: mu's likeliest tokens at the position, the likeliest first         |
 | top_logp_mu     | (A, k)    | float   | optional, with top_ids: their log-probabilities under mu; -inf: no token     |
 | top_logp_old    | (A, k)    | float   | optional, with top_ids: the same under old                                   |
@@ -58,7 +59,7 @@ SCHEMA = "firstorder.trace"
 VERSION = "1"
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 TOP = ("top_ids", "top_logp_mu", "top_logp_old")
-OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines", *TOP)
+OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines", "versions", *TOP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,7 @@ class Trace:
     top_logp_old: Float[Tensor, "_A _k"] | None = None
     texts: dict[int, str] = field(default_factory=dict)
     temperature: float | None = None
+    versions: Int[Tensor, " _A"] | None = None
 
     def __post_init__(self) -> None:
         offsets = self.offsets.tolist()
@@ -109,7 +111,7 @@ class Trace:
             expected, got = f"from 1 to {int(S_B[b])} prompt tokens", int(num_prompt_B[b])
             raise ValueError(f"num_prompt: expected {expected} in response {b}, got {got}")
         A = int((S_B - num_prompt_B).sum())
-        for name in ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old"):
+        for name in ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old", "versions"):
             value = getattr(self, name)
             if value is not None and len(value) != A:
                 raise ValueError(f"{name}: expected {A} values, one per response token, got {len(value)}")
@@ -167,6 +169,7 @@ class Trace:
         lengths = [len(r.tokens) for r in responses]
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
         known = mu if mu is not None else old
+        version_A = torch.cat([r.version_T for r in responses])
         # With a leading 0, so that the cumulative sum gives offsets.
         num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
@@ -190,6 +193,8 @@ class Trace:
             top_ids=None if top is None else top.ids.cpu(),
             top_logp_mu=None if top is None else top.logp.cpu(),
             top_logp_old=None if top is None or top_old_BTK is None else _pack(top_old_BTK, lengths),
+            # One version of all tokens needs no column.
+            versions=version_A.int() if len(version_A.unique()) > 1 else None,
         )
 
     @property

@@ -183,6 +183,25 @@ class SandboxRun(RunConfig):
         return self
 
     @model_validator(mode="after")
+    def _oversampling_fits(self) -> SandboxRun:
+        over = self.algorithm.oversampling
+        stale = [d for d in self.engine.defects if isinstance(d, StaleWeights) and d.versions > 0]
+        if over is None or not stale:
+            return self
+        if stale[0].switch_at < 1:
+            raise ValueError(
+                f"engine.defects: expected stale_weights with switch_at = 1 beside algorithm.oversampling (it counts "
+                f"the tokens of one call), got {stale[0].switch_at}"
+            )
+        least = stale[0].versions + 1
+        if over.unfinished == "keep" and over.max_staleness < least:
+            raise ValueError(
+                f"algorithm.oversampling.max_staleness: expected at least {least} (a response continues a version "
+                f"later, with weights that are {stale[0].versions} behind), got {over.max_staleness}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _model_fits(self) -> SandboxRun:
         if self.model.path is None and self.task.needs_tokenizer:
             kind = self.task.kind

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from lab.backlog import from_tensors
 from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.lightning import L
@@ -93,6 +94,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     if checkpoint is not None:
         learner.training_engine.load_state_tensors(checkpoint.tensors)
         learner.rollout.load_state_tensors(checkpoint.tensors)
+        learner.backlog = from_tensors(checkpoint.tensors, task)
         first = checkpoint.step
     folder.truncate_metrics(first)  # steps after the checkpoint are run again
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=first)

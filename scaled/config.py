@@ -260,6 +260,30 @@ class ScaledRun(RunConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _oversampling_fits(self) -> ScaledRun:
+        over = self.algorithm.oversampling
+        if over is None or over.unfinished == "drop":
+            return self
+        # One step off, a response is a version old before the step that could continue it.
+        least = 2 if self.schedule.kind == "one_step_off" else 1
+        if over.max_staleness < least:
+            raise ValueError(
+                f"algorithm.oversampling.max_staleness: expected at least {least} where unfinished is keep and "
+                f"schedule.kind {self.schedule.kind}, got {over.max_staleness}"
+            )
+        if self.schedule.max_staleness < over.max_staleness:
+            raise ValueError(
+                f"schedule.max_staleness: expected at least algorithm.oversampling.max_staleness = "
+                f"{over.max_staleness}, got {self.schedule.max_staleness}"
+            )
+        if self.rollout.routes != "capture":
+            raise ValueError(
+                f"rollout.routes: expected capture where algorithm.oversampling.unfinished is keep (vLLM's own path "
+                f"returns no routes of an aborted request), got {self.rollout.routes}"
+            )
+        return self
+
     @property
     def takes_turns(self) -> bool:
         """Whether engines sleep while ranks train on the same GPUs."""

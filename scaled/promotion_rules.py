@@ -158,6 +158,16 @@ def _num_positions(move: Move) -> Computed:
 _SAME = "part of the algorithm that the runs validated"
 
 
+def _oversampling(move: Move) -> Computed:
+    own = value_of(move.runs, "oversampling")
+    if own is None:
+        return None, _SAME
+    P, runs_P = _num_prompts(move)[0], move.runs.batch.num_prompts
+    # Rounded up, so that a small share is at least one prompt.
+    extra = -(-own["extra_prompts"] * P // runs_P)
+    return own | {"extra_prompts": extra}, f"{_SAME}; {own['extra_prompts']} of {runs_P} prompts is {extra} of {P}"
+
+
 def _correction(move: Move) -> Computed:
     return _with_verls_bounds(move, "correction")
 
@@ -216,6 +226,7 @@ RULES: tuple[FieldRule, ...] = (
     FieldRule("optimizer.warmup_steps", "target", "scale: a constant rate in R3 Table 12"),
     FieldRule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
     FieldRule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
+    FieldRule("oversampling", "rule", f"{_SAME}, its extra prompts in proportion to num_prompts", _oversampling),
     FieldRule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
     FieldRule("overlong_factor", "keep", _SAME),
     FieldRule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),

@@ -24,7 +24,8 @@ from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.saving import Checkpoints
+from scaled.cluster.routes import stored_backlog
+from scaled.cluster.saving import Checkpoints, read_backlog
 from scaled.cluster.schedule import OneStepOff, Synchronous
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
@@ -95,11 +96,12 @@ class Session:
 
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder
-        first = 0
+        first, backlog = 0, None
         checkpoint = folder.latest_sharded_checkpoint()
         if checkpoint is not None:
             training.load(checkpoint.path)
             first = checkpoint.step
+            backlog = stored_backlog(read_backlog(checkpoint.path, self.task), rollout)
         self.interruptions.resume(first)
         folder.truncate_metrics(first)  # rows after the checkpoint are of steps that run again
         probe, schedule = self.probe(), self.schedule(training, rollout)
@@ -109,7 +111,7 @@ class Session:
         decode = self.task.tokenizer.decode
         recorder = RunRecorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
         try:
-            schedule.start(first)
+            schedule.start(first, backlog)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             self.interruptions.end()
             for step in range(first, config.num_steps):
@@ -159,7 +161,7 @@ class Session:
         def save(number: int) -> None:
             self.interruptions.step = number
             with self.between.seconds("timing_s/save_checkpoint"):
-                checkpoints.save(number)
+                checkpoints.save(number, result.backlog)
 
         try:
             recorder.record(step + 1, result, save, measured)

@@ -62,6 +62,30 @@ class SamplingSettings:
     ] = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Oversampling:
+    """More prompts than P are in progress, and a step's rollout ends once P groups have all their responses.
+
+    The others are given up (DAPO's over-sampling), or kept: the next step's weights continue them (partial rollouts, as
+    in Kimi k1.5, arXiv 2501.12599, sec. 2.6.2).
+    """
+
+    extra_prompts: Annotated[int, About("prompts in progress beyond num_prompts", ge=1)]
+    unfinished: Annotated[
+        Literal["drop", "keep"],
+        About(
+            "responses that are not complete when num_prompts groups are: drop them (the batch then has too few long "
+            "ones), or keep them, and continue with the next weights"
+        ),
+    ] = "keep"
+    max_staleness: Annotated[
+        int, About("weight versions that a kept response's oldest token may lag when trained on; beyond: dropped", ge=1)
+    ] = 1
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+
+
 @dataclass(frozen=True)
 class Algorithm(SamplingSettings, BatchSettings):
     """One RL recipe: P prompts x G responses per global step, N mini-batches, an objective and a routing-replay mode.
@@ -91,6 +115,13 @@ class Algorithm(SamplingSettings, BatchSettings):
         About("tokens before max_tokens over which the advantages' length penalty grows (DAPO); 0: none", ge=0),
     ] = 0
     overlong_factor: Annotated[float, About("length penalty at max_tokens, in units of reward", gt=0)] = 1.0
+    oversampling: Annotated[
+        Oversampling | None,
+        About(
+            "more prompts than a step needs, and an early end of its rollout: extra_prompts, unfinished (keep or "
+            "drop), max_staleness; null: none"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +135,21 @@ class Algorithm(SamplingSettings, BatchSettings):
             raise ValueError("label_noise: expected 0 beside dynamic sampling, which compares true rewards")
         if self.freeze_router and self.passes.trains_predictor:
             raise ValueError(f"freeze_router leaves {self.mode}'s predictor nothing to predict")
+        self._check_oversampling()
+
+    def _check_oversampling(self) -> None:
+        if self.oversampling is None:
+            return
+        if self.max_turns > 1:
+            raise ValueError(
+                f"oversampling: expected none where max_turns is above 1 (an engine cannot tell whether a turn is the "
+                f"last), got {self.oversampling.extra_prompts} extra prompts and max_turns = {self.max_turns}"
+            )
+        if self.oversampling.unfinished == "keep" and self.passes.rollout == "predicted":
+            raise ValueError(
+                f"oversampling.unfinished: expected drop under {self.mode} (mu's router logits hold the predictor of "
+                f"one version), got keep"
+            )
 
     @property
     def passes(self) -> ModePlan:

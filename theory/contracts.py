@@ -40,10 +40,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Draw:
-    """One response's own seed and length limit, in tokens; they make it independent of the rest of the call."""
+    """One response's own seed and length limit, in tokens; they make it independent of the rest of the call.
+
+    The response's first `first` tokens are part of the prompt: an earlier call drew them from the same seed, and the
+    draws of this one follow theirs. Responses of one `group` are trained on together (`Sampling.enough`).
+    """
 
     seed: int
     max_tokens: int
+    first: int = 0
+    group: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class Sampling:
     none. `seed` names the draw: same weights, prompts and seed give the same bits. `num_top` requests that many of mu's
     likeliest tokens at every sampled position, or all of a smaller vocabulary. `draws` is empty, or has one entry per
     response, which replaces `seed` and `max_tokens` for it, as for later turns (theory/turns.py); `max_tokens` is then
-    at least each of theirs.
+    at least each of theirs. `enough` > 0 ends the call once that many of the draws' groups have ended, all their
+    responses; the others finish "abort", with their tokens so far (theory/oversampling.py).
     """
 
     max_tokens: int
@@ -65,6 +72,7 @@ class Sampling:
     num_features: int = 0
     draws: tuple[Draw, ...] = ()
     num_top: int = 0
+    enough: int = 0
 
     @property
     def scored_temperature(self) -> float:
@@ -73,6 +81,8 @@ class Sampling:
 
     def limits(self, num_responses: int) -> list[int]:
         """The length limit of each of the call's responses, in tokens; ValueError where `draws` do not fit them."""
+        if self.enough and not self.draws:
+            raise ValueError(f"sampling.enough: expected 0 without draws, which name the groups, got {self.enough}")
         if not self.draws:
             return [self.max_tokens] * num_responses
         limits = [draw.max_tokens for draw in self.draws]
@@ -88,8 +98,9 @@ class Sampling:
 class Response:
     """One sampled response. `is_response` is False on tokens that mu did not sample (a task's observations).
 
-    `logp_mu` is 0 there. `finish` is "length" where a limit on tokens or turns cut it; `version` is that of the oldest
-    weights that sampled it.
+    `logp_mu` is 0 there. `finish` is "length" where a limit on tokens or turns cut it, "abort" where the call ended
+    before it; `version` is that of the oldest weights that sampled it. `versions` has (first token, version) of each
+    stretch of one version, in order; empty where `version` sampled all.
     """
 
     prompt: Prompt
@@ -98,6 +109,14 @@ class Response:
     is_response: Bool[Tensor, " T"]
     finish: Literal["stop", "length", "abort"]
     version: int
+    versions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def version_T(self) -> Int[Tensor, " T"]:
+        """The version of the weights that sampled each token; an observation has that of the token before it."""
+        starts, versions = zip(*(self.versions or ((0, self.version),)), strict=True)
+        lengths = torch.tensor([*starts, len(self.tokens)]).diff()
+        return torch.tensor(versions).repeat_interleave(lengths)
 
     @property
     def num_tokens(self) -> int:

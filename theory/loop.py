@@ -26,12 +26,19 @@ from theory.contracts import (
     UpdateStats,
 )
 from theory.drift import drift_metrics
+from theory.oversampling import Backlog, first_complete
 from theory.preparation import given_advantages, prepared
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import learns
 from theory.routing.record import RoutingRecord
-from theory.step_metrics import old_pass_metrics, rollout_metrics, update_metrics
+from theory.step_metrics import (
+    old_pass_metrics,
+    rollout_metrics,
+    token_lag_metrics,
+    update_metrics,
+    version_lag_metrics,
+)
 from theory.streams import derive_seed, stream
 from theory.turns import roll_out
 
@@ -41,22 +48,28 @@ class Collected:
     """The rollouts of one global step, their rewards, and how many draws they took (metrics).
 
     `predictor` is the W_p that mu's gates held, where it is no longer the learner's (one step off); None where it is.
+    `backlog` has the responses in progress, which the next `collect` takes; None without over-sampling.
     """
 
     rollouts: Rollouts
     rewards_PG: Float[Tensor, "P G"]
     metrics: dict[str, float]
     predictor: dict[int, Float[Tensor, "D E"]] | None = None
+    backlog: Backlog | None = None
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one global step: registered metrics, and the data behind them (for traces)."""
+    """The result of one global step: registered metrics, and the data behind them (for traces).
+
+    `backlog` is `Collected.backlog`, which the next step takes.
+    """
 
     metrics: dict[str, float]
     rollouts: Rollouts
     rewards_B: Float[Tensor, " B"]
     scores: TokenScores
+    backlog: Backlog | None = None
 
 
 @dataclass(frozen=True)
@@ -76,13 +89,20 @@ class OldPass:
 
 
 def global_step(
-    step: int, algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, task: Task, seed: int
+    step: int,
+    algorithm: Algorithm,
+    rollout: RolloutEngine,
+    learner: TrainingEngine,
+    task: Task,
+    seed: int,
+    backlog: Backlog | None = None,
 ) -> StepResult:
     """One global step; afterwards the rollout engine holds the updated weights as version step + 1.
 
+    `backlog` is the result's of the step before, where the algorithm over-samples.
     Raises ValueError where the mode replays, or learns from, what the engines did not record.
     """
-    result = learn(step, algorithm, learner, collect(step, algorithm, rollout, task, seed), seed)
+    result = learn(step, algorithm, learner, collect(step, algorithm, rollout, task, seed, backlog), seed)
     hand_over(algorithm, rollout, learner, version=step + 1)
     return result
 
@@ -95,6 +115,9 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         raise ValueError(f"replay mode {algorithm.mode} learns from the rollout engine's router features, got none")
     rewards_B = rewards_PG.reshape(-1)
     metrics = collected.metrics | rollout_metrics(rollouts, rewards_B, algorithm.max_turns)
+    if algorithm.oversampling is not None:
+        # The trainer's version is the number of the global step.
+        metrics |= version_lag_metrics(rollouts, step) | token_lag_metrics(rollouts, step)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     # Only advantages see label noise and the length penalty; metrics above have the true rewards.
     labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
@@ -126,7 +149,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         None if old.cached_logits is None else old.cached_logits.select(order),
     )
     metrics |= drift_metrics(algorithm.objective, updates)
-    return StepResult(metrics, rollouts, rewards_B, old.scores)
+    return StepResult(metrics, rollouts, rewards_B, old.scores, collected.backlog)
 
 
 def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEngine, version: int) -> None:
@@ -135,12 +158,19 @@ def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEng
     rollout.load_weights(tensors, version)
 
 
-def collect(step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int) -> Collected:
+def collect(
+    step: int, algorithm: Algorithm, rollout: RolloutEngine, task: Task, seed: int, backlog: Backlog | None = None
+) -> Collected:
     """P groups of G responses with their rewards, and how many draws they took.
 
     Dynamic sampling (DAPO, as in R3 sec. 5.1) draws further prompts until P groups have mixed rewards or the rounds are
-    used up; then groups of equal rewards, whose advantages are zero, fill the batch.
+    used up; then groups of equal rewards, whose advantages are zero, fill the batch. Over-sampling continues `backlog`
+    (None: nothing is in progress) and takes the first P groups that are complete.
     """
+    if algorithm.oversampling is not None:
+        backlog = Backlog.at(step, algorithm) if backlog is None else backlog
+        rollouts, rewards_PG, metrics, left = first_complete(step, algorithm, rollout, task, seed, backlog)
+        return Collected(rollouts, rewards_PG, metrics, backlog=left)
     P, G = algorithm.num_prompts, algorithm.num_responses
     batches: list[Rollouts] = []
     mixed: list[tuple[int, int, Tensor]] = []

@@ -77,6 +77,15 @@ _METRICS = (
            "mean over responses of (weight version that the trainer has when it scores them - version of mu)",
            "versions", "here; its effect is the staleness of MiniRL Eq. 5", "down"),
     Metric("staleness/version_lag_max", "max over responses of the same difference", "versions", "here", "down"),
+    Metric("staleness/token_lag_mean",
+           "mean over tokens of (weight version that the trainer has when it scores them - version that sampled the "
+           "token); with over-sampling only, as the next three", "versions", "here; partial rollouts: Kimi k1.5 "
+           "(arXiv 2501.12599)", "down"),
+    Metric("staleness/token_lag_max", "max over tokens of the same difference", "versions", "here", "down"),
+    Metric("staleness/stale_token_fraction", "tokens whose difference is above 0 / all tokens", "fraction", "here",
+           "down"),
+    Metric("staleness/mixed_response_fraction", "responses sampled by several weight versions / all responses",
+           "fraction", "here", "down"),
     # -- the update
     Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
     Metric("actor/grad_norm", "Euclidean norm of the gradient before clipping", "1", "here", "flat"),
@@ -140,6 +149,13 @@ _METRICS = (
            "DAPO sec. 3.2"),
     Metric("sampling/rounds", "rounds of generation until enough mixed groups were kept", "rounds", "DAPO sec. 3.2",
            "down"),
+    Metric("sampling/kept_responses",
+           "responses in progress after the step's rollout that the next one continues, or takes if they are complete",
+           "responses", "here; partial rollouts: Kimi k1.5 (arXiv 2501.12599)"),
+    Metric("sampling/dropped_responses",
+           "responses begun and given up: all that a batch does not take under drop, else those too stale for the next",
+           "responses", "here; over-sampling: DAPO sec. 3.2", "down"),
+    Metric("sampling/dropped_tokens", "tokens sampled for the responses given up", "tokens", "here", "down"),
     Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),
     Metric("progress/num_responses", "responses that the global step trains on", "responses", "here"),
     # -- a cluster: time, transfers, and whether both engines hold the same weights

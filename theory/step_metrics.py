@@ -43,6 +43,19 @@ def version_lag_metrics(rollouts: Rollouts, version: int) -> dict[str, float]:
     return {"staleness/version_lag_mean": sum(lags) / len(lags), "staleness/version_lag_max": float(max(lags))}
 
 
+def token_lag_metrics(rollouts: Rollouts, version: int) -> dict[str, float]:
+    """`version` - the version of each sampled token, in weight versions, and the share of responses of several."""
+    lags = [(version - r.version_T)[r.is_response] for r in rollouts.responses]
+    lag_A = torch.cat(lags)
+    several = sum(len(lag_T.unique()) > 1 for lag_T in lags)
+    return {
+        "staleness/token_lag_mean": lag_A.double().mean().item(),
+        "staleness/token_lag_max": float(lag_A.max()),
+        "staleness/stale_token_fraction": (lag_A > 0).double().mean().item(),
+        "staleness/mixed_response_fraction": several / len(lags),
+    }
+
+
 def _num_stretches(is_response_T: Bool[Tensor, " T"]) -> int:
     """Maximal runs of True."""
     return int((is_response_T[1:] & ~is_response_T[:-1]).sum() + is_response_T[:1].sum())

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, create_model, model_validator
 from lab.config.derive import Derived, derived
 from lab.strict import Strict
 from theory.advantages import ADVANTAGES
-from theory.algorithm import Algorithm, BatchSettings, OptimizerSettings, SamplingSettings
+from theory.algorithm import Algorithm, BatchSettings, OptimizerSettings, Oversampling, SamplingSettings
 from theory.fields import about
 from theory.objectives import (
     AGGREGATIONS,
@@ -157,6 +157,10 @@ class DynamicSamplingBlock(Strict):
     max_rounds: int = Field(default=4, ge=2, description="draws of prompts per global step, at most")
 
 
+class OversamplingBlock(Derived, Oversampling):  # pyright: ignore[reportGeneralTypeIssues]
+    """More prompts are in progress than a step needs, and its rollout ends once enough groups are complete."""
+
+
 class OptimizerBlock(Derived, OptimizerSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """AdamW with linear warm-up to a constant rate; defaults of R3 (arXiv 2510.11370), Table 12."""
 
@@ -177,6 +181,7 @@ class AlgorithmConfig(Strict):
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
     overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
     overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)
+    oversampling: OversamplingBlock | None = derived(Algorithm, "oversampling", default=None)
 
     def build(self) -> Algorithm:
         """The algorithm as the loop takes it; ValueError where the parts do not fit together."""
@@ -193,6 +198,7 @@ class AlgorithmConfig(Strict):
             label_noise=self.label_noise or 0.0,
             overlong_buffer=self.overlong_buffer or 0,
             overlong_factor=1.0 if self.overlong_factor is None else self.overlong_factor,
+            oversampling=None if self.oversampling is None else Oversampling(**self.oversampling.model_dump()),
         )
 
     def _predictor(self) -> PredictorSettings:

@@ -147,14 +147,20 @@ class Buffers:
     features: FeatureLog | None = None
     has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     top: TopLog | None = None
+    was_cut_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+
+    def cut(self, running: Int[Tensor, " _"], length: int) -> None:
+        """Ends these responses, whose call is over, after `length` tokens."""
+        self.lengths_B[running] = length
+        self.was_cut_B[running] = True
 
     def repeat(self, num: int) -> Buffers:
         """`num` adjacent copies of each response and of its routes so far, without the likeliest tokens."""
-        first = (self.tokens_BT, self.logp_BT, self.lengths_B, self.has_stopped_B)
-        tokens_BT, logp_BT, lengths_B, stopped_B = (x.repeat_interleave(num, 0) for x in first)
+        first = (self.tokens_BT, self.logp_BT, self.lengths_B, self.has_stopped_B, self.was_cut_B)
+        tokens_BT, logp_BT, lengths_B, stopped_B, cut_B = (x.repeat_interleave(num, 0) for x in first)
         experts = None if self.experts_BWLK is None else self.experts_BWLK.repeat_interleave(num, 0)
         features = None if self.features is None else self.features.repeat(num)
-        return Buffers(tokens_BT, logp_BT, lengths_B, experts, features, stopped_B)
+        return Buffers(tokens_BT, logp_BT, lengths_B, experts, features, stopped_B, was_cut_B=cut_B)
 
     def store(
         self,
@@ -203,5 +209,6 @@ def empty_buffers(
         experts_BWLK=experts,
         features=FeatureLog(B, W) if keep_features and L else None,
         has_stopped_B=torch.zeros(B, dtype=torch.bool),
+        was_cut_B=torch.zeros(B, dtype=torch.bool),
         top=TopLog(num_top, config.vocab_size) if num_top else None,
     )

@@ -32,6 +32,7 @@ from sandbox.model.config import ModelConfig
 from sandbox.model.kv_cache import KVCache
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 from theory.exact.tree import PrefixTree
+from theory.oversampling import OpenGroups
 from theory.streams import stream
 from theory.temperature import tempered
 
@@ -102,9 +103,9 @@ class SandboxEngine:
         """Samples `num_responses` responses per prompt by inverse transform from the distribution at `temperature`.
 
         At temperature 0 every token is the likeliest, scored at temperature 1. Response b uses only row b of the
-        sampling stream, or its own stream if it has one, so that it does not depend on other responses. If stale
-        weights are switched, the newest weights sample from the switch's position on, and nothing goes to the prefix
-        cache.
+        sampling stream, or its own stream if it has one, so that it does not depend on other responses. With
+        `sampling.enough` the call ends at the first position at which enough groups have ended. If stale weights are
+        switched, the newest weights sample from the switch's position on, and nothing goes to the prefix cache.
         """
         self.check_loaded("generate")
         with self._held():
@@ -118,6 +119,7 @@ class SandboxEngine:
         switch = None if self.stale is None else self.stale.switch_position(T)
         keeps_features, num_top = sampling.num_features > 0, sampling.num_top
         buffers = empty_buffers(prompts, G, T, self.model.config, self.model.norm.dtype, keeps_features, num_top)
+        open_groups = OpenGroups(sampling)
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         prefixes = None if switch is not None else self.prefixes
         active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
@@ -133,9 +135,11 @@ class SandboxEngine:
             buffers.logp_BT[active_A, t] = logp_AV.gather(-1, tokens_A[:, None])[:, 0]
             if buffers.top is not None:
                 buffers.top.add(active_A, logp_AV)
-            running_A = self._advance(running_A, tokens_A, t, limits_B, active_A, buffers)
+            was_running_A, running_A = running_A, self._advance(running_A, tokens_A, t, limits_B, active_A, buffers)
             num_running = int(running_A.sum())
-            if num_running == 0:
+            open_groups.end(active_A[was_running_A & ~running_A].tolist())
+            if num_running == 0 or open_groups.are_enough_complete:
+                buffers.cut(active_A[running_A], t + 1)
                 break
             # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
             is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
@@ -291,5 +295,6 @@ def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor
     draws_BT = torch.zeros(B, T, dtype=torch.float64)
     for b, draw in enumerate(sampling.draws):
         generator = stream(draw.seed, "sampling")
-        draws_BT[b, : draw.max_tokens] = torch.rand(draw.max_tokens, dtype=torch.float64, generator=generator)
+        own = torch.rand(draw.first + draw.max_tokens, dtype=torch.float64, generator=generator)
+        draws_BT[b, : draw.max_tokens] = own[draw.first :]
     return draws_BT, limits

@@ -125,6 +125,7 @@ def by_response(tree: PrefixTree, of: Walk) -> Buffers:
         lengths_B=paths.length_B,
         experts_BWLK=None if experts_nWLK is None else experts_nWLK[deepest_Y],
         has_stopped_B=is_end_Y,
+        was_cut_B=torch.zeros_like(is_end_Y),
     )
 
 

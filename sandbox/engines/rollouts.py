@@ -30,10 +30,12 @@ def rollouts_of(
             tokens=tokens[b],
             logp_mu=logp[b],
             is_response=is_response[b],
-            finish="stop" if is_stop else "length",
+            finish="abort" if was_cut else "stop" if is_stop else "length",
             version=version,
         )
-        for b, is_stop in enumerate(buffers.has_stopped_B.tolist())
+        for b, (is_stop, was_cut) in enumerate(
+            zip(buffers.has_stopped_B.tolist(), buffers.was_cut_B.tolist(), strict=True)
+        )
     ]
     top = None if buffers.top is None else buffers.top.take(buffers.lengths_B)
     if buffers.experts_BWLK is None:

@@ -176,14 +176,14 @@ def _learner_at(config: SandboxRun, task: TextTask, state: State) -> Learner:
 
 def _continued(learner: Learner, config: SandboxRun) -> list[dict[str, Any]]:
     """The metrics of the arm's global steps, counted from 1; a non-finite gradient ends them, with norm inf."""
-    first, metrics = _first_step(config, "training"), []
+    first, metrics, backlog = _first_step(config, "training"), [], None
+    parts = (learner.rollout, learner.training_engine, learner.task, learner.seed)
     for number in range(config.num_steps):
         try:
-            result = global_step(
-                first + number, learner.algorithm, learner.rollout, learner.training_engine, learner.task, learner.seed
-            )
+            result = global_step(first + number, learner.algorithm, *parts, backlog)
         except NonFiniteError:
             return [*metrics, {"step": number + 1, "actor/grad_norm": math.inf}]
+        backlog = result.backlog
         metrics.append({"step": number + 1, **result.metrics})
     return metrics
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.backlog import to_tensors
 from lab.evaluation import evaluate
 from lab.lightning import L
 from lab.progress import ProgressLines
@@ -82,7 +83,7 @@ class Recording(L.Callback):
         training, rollout = pl_module.training_engine, pl_module.rollout
 
         def save(number: int) -> None:
-            tensors = training.state_tensors() | rollout.state_tensors()
+            tensors = training.state_tensors() | rollout.state_tensors() | to_tensors(pl_module.backlog)
             self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 
         # The batch is the 0-based number of the step that has just ended.

@@ -15,11 +15,15 @@ from sandbox.training.timing import Stopwatch
 from theory.algorithm import Algorithm
 from theory.contracts import Task
 from theory.loop import StepResult, global_step
+from theory.oversampling import Backlog
 from theory.step_metrics import version_lag_metrics
 
 
 class Learner(L.LightningModule):
-    """The learner; a batch is the number of a global step. `result` and `seconds` are those of the last step."""
+    """The learner; a batch is the number of a global step. `result` and `seconds` are those of the last step.
+
+    `backlog` has the responses in progress before the next one, where the algorithm over-samples.
+    """
 
     step: int = -1
     result: StepResult
@@ -36,6 +40,7 @@ class Learner(L.LightningModule):
         self.task = task
         self.algorithm = algorithm
         self.seed = seed
+        self.backlog: Backlog | None = None
 
     def on_fit_start(self) -> None:
         # Lightning counts optimiser steps in its own wrapper.
@@ -45,7 +50,9 @@ class Learner(L.LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.step = int(batch)
         self._watch.start()
-        self.result = global_step(self.step, self.algorithm, self.rollout, self.training_engine, self.task, self.seed)
+        parts = (self.rollout, self.training_engine, self.task, self.seed)
+        self.result = global_step(self.step, self.algorithm, *parts, self.backlog)
+        self.backlog = self.result.backlog
         self.seconds = self._watch.take()
         if self.rollout.stale is not None:
             self.result.metrics.update(version_lag_metrics(self.result.rollouts, self.step))

@@ -54,7 +54,9 @@ class AheadEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """The engine's."""
         rollouts = self.engine.generate(prompts, sampling)
-        self.task.expect(rollouts)
+        # Over-sampled responses may be dropped, or continued as others: their rewards are computed on request.
+        if not sampling.enough:
+            self.task.expect(rollouts)
         return rollouts
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:

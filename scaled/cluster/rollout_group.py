@@ -138,16 +138,22 @@ class RolloutGroup:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """As theory's contract; the draw does not depend on how many engines share the prompts, nor on their shares.
 
-        A later turn goes to the engine that sampled the prompt's first turn: it may still cache the conversation.
+        A later turn goes to the engine that sampled the prompt's first turn: it may still cache the conversation. With
+        `sampling.enough` each engine has a share of the groups, and ends its call once its share of `enough`, rounded
+        up, is complete: which tokens a call samples does not depend on the engines' pace.
         """
         G = sampling.num_responses
         sampling.limits(len(prompts) * G)  # raises if the draws do not fit the responses
         with self.meter.seconds("timing_s/gen"):
-            parts = self._parts(prompts, is_first_turn=not sampling.draws)
+            is_first_turn = not sampling.draws
+            parts = self._groups(sampling) if sampling.enough else self._parts(prompts, is_first_turn)
+            num_groups = len({draw.group for draw in sampling.draws})
             calls = {}
             for i, part in parts.items():
                 draws = tuple(sampling.draws[p * G + g] for p in part for g in range(G)) if sampling.draws else ()
-                share = tuple(prompts[p] for p in part), replace(sampling, draws=draws)
+                own = len({draw.group for draw in draws})
+                enough = -(-sampling.enough * own // num_groups) if sampling.enough else 0
+                share = tuple(prompts[p] for p in part), replace(sampling, draws=draws, enough=enough)
                 calls[i] = ("generate", (pack(share), part[0] * G, min(len(part), STORED_PARTS)))
             found = self._call(calls)
             answers: list[Rollouts] = []
@@ -174,6 +180,18 @@ class RolloutGroup:
             home = even[p] if is_first_turn else self._homes.get(prompt.id, even[p])
             parts.setdefault(home, []).append(p)
         return dict(sorted(parts.items()))
+
+    def _groups(self, sampling: Sampling) -> dict[int, list[int]]:
+        """The prompts of each engine: even shares of the groups, none of which is split."""
+        members: dict[int, list[int]] = {}
+        for p, draw in enumerate(sampling.draws):
+            members.setdefault(draw.group, []).append(p)
+        each = list(members.values())
+        parts = {
+            i: [p for group in each[start:stop] for p in group]
+            for i, (start, stop) in enumerate(shares(len(each), len(self.actors)))
+        }
+        return {i: part for i, part in parts.items() if part}
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         """As theory's contract, for every engine: converted once, and sent in buckets through the object store.

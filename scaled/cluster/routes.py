@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scaled.cluster.stretches import Stretches, by_source
 from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from theory.oversampling import Backlog
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import offsets_of, place, ranges
 from theory.routing.record import MISSING, RoutingRecord
@@ -345,4 +346,19 @@ def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: 
     return unpack(parcel, stored=stored, owner=[Owner(group, home)])
 
 
-__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "unpack_apart"]
+def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
+    """The backlog with its routes in the object store, as those of `group` are that its responses are joined with.
+
+    The group's first actor counts as their maker.
+    """
+    if backlog is None:
+        return None
+    groups = []
+    for own in backlog.groups:
+        packed: Any = pack_apart(own.rollouts)
+        parcel, bucket = packed
+        groups.append(replace(own, rollouts=unpack_apart(parcel, [ray.put(bucket)], group, 0)))
+    return replace(backlog, groups=tuple(groups))
+
+
+__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "stored_backlog", "unpack_apart"]

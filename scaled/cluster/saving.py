@@ -10,7 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import safetensors.torch
+
+from lab.backlog import from_tensors, to_tensors
+from lab.files import disk_errors
 from lab.records import RunFolder
+from theory.contracts import Task
+from theory.oversampling import Backlog
 
 
 @runtime_checkable
@@ -28,6 +34,22 @@ class Saving(Protocol):
     def has_saved(self, wait: bool = False) -> bool:
         """Whether all parts are written."""
         ...
+
+
+BACKLOG = "backlog.safetensors"
+
+
+def _write_backlog(folder: Path, backlog: Backlog | None) -> None:
+    """Writes it after the ranks, which want an empty folder."""
+    if backlog is not None:
+        with disk_errors(folder):
+            safetensors.torch.save_file(to_tensors(backlog), folder / BACKLOG)
+
+
+def read_backlog(checkpoint: Path, task: Task) -> Backlog | None:
+    """The responses in progress at this checkpoint; None where it has none."""
+    path = checkpoint / BACKLOG
+    return from_tensors(safetensors.torch.load_file(path), task) if path.is_file() else None
 
 
 class _Abandoned(Exception):
@@ -49,14 +71,21 @@ class Checkpoints:
         """Whether a checkpoint has been begun and is neither published nor abandoned."""
         return self._open is not None
 
-    def save(self, step: int) -> None:
-        """Saves after that step; where asynchronous, returns once the ranks have copied their parts."""
+    def save(self, step: int, backlog: Backlog | None = None) -> None:
+        """Saves after that step; where asynchronous, returns once the ranks have copied their parts.
+
+        `backlog` goes into a file of its own, with its routes, which are fetched for it.
+        """
         if not self.asynchronous:
-            self.folder.sharded_checkpoint(step, self.ranks.save, self.keep)
+            with self.folder.sharded(step, self.keep) as folder:
+                self.ranks.save(folder)
+                _write_backlog(folder, backlog)
             return
         self.finish()
         with ExitStack() as stack:
-            self.ranks.begin_save(stack.enter_context(self.folder.sharded(step, self.keep)))
+            folder = stack.enter_context(self.folder.sharded(step, self.keep))
+            self.ranks.begin_save(folder)
+            _write_backlog(folder, backlog)
             self._open = stack.pop_all()  # the folder's context stays open: its exit publishes
 
     def poll(self) -> None:
@@ -83,4 +112,4 @@ class Checkpoints:
                 self._open = stack.pop_all()
 
 
-__all__ = ["Checkpoints", "Saving"]
+__all__ = ["Checkpoints", "Saving", "read_backlog"]

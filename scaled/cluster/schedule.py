@@ -17,6 +17,7 @@ from scaled.config import ScheduleBlock
 from theory.algorithm import Algorithm
 from theory.contracts import RolloutEngine, Rollouts, Task, TrainingEngine
 from theory.loop import Collected, StepResult, collect, hand_over, learn
+from theory.oversampling import Backlog
 from theory.step_metrics import version_lag_metrics
 
 Turn = Callable[[bool], None]
@@ -27,8 +28,8 @@ Turn = Callable[[bool], None]
 class Schedule(Protocol):
     """Runs global steps in order."""
 
-    def start(self, version: int) -> None:
-        """Hands the trainer's weights over as `version`; the next step samples from them."""
+    def start(self, version: int, backlog: Backlog | None = None) -> None:
+        """Hands the trainer's weights over as `version`; the next step samples from them, and continues `backlog`."""
         ...
 
     def step(self, step: int) -> StepResult:
@@ -56,15 +57,20 @@ class Synchronous:
         self.algorithm, self.rollout, self.learner = algorithm, rollout, learner
         self.task, self.seed, self.block = task, seed, block
         self.turn: Turn = turn or (lambda awake: None)
+        self.backlog: Backlog | None = None
 
-    def start(self, version: int) -> None:
-        """Hands the weights over, to engines that a rank's death may have left asleep."""
+    def start(self, version: int, backlog: Backlog | None = None) -> None:
+        """Hands the weights over, to engines that a rank's death may have left asleep.
+
+        `backlog` has the responses in progress that the first step continues (over-sampling).
+        """
+        self.backlog = backlog
         self.turn(True)
         hand_over(self.algorithm, self.rollout, self.learner, version)
 
     def step(self, step: int) -> StepResult:
         """Collect, learn, hand over."""
-        collected = collect(step, self.algorithm, self.rollout, self.task, self.seed)
+        collected = self._collect(step)
         self.turn(False)
         result = self._learn(step, collected)
         self.turn(True)
@@ -73,6 +79,11 @@ class Synchronous:
 
     def close(self) -> None:
         """Nothing is ever in flight."""
+
+    def _collect(self, step: int) -> Collected:
+        collected = collect(step, self.algorithm, self.rollout, self.task, self.seed, self.backlog)
+        self.backlog = collected.backlog
+        return collected
 
     def _learn(self, step: int, collected: Collected) -> StepResult:
         lags = version_lags(collected.rollouts, step, self.block.max_staleness)
@@ -98,9 +109,9 @@ class OneStepOff(Synchronous):
         self.pending: Future[Collected] | None = None
         self.handed: dict[int, Tensor] | None = None
 
-    def start(self, version: int) -> None:
+    def start(self, version: int, backlog: Backlog | None = None) -> None:
         """Hands the weights over, and remembers the predictor that is folded into them."""
-        super().start(version)
+        super().start(version, backlog)
         self._remember()
 
     def step(self, step: int) -> StepResult:
@@ -120,8 +131,7 @@ class OneStepOff(Synchronous):
         self.pending = None
 
     def _sample(self, step: int) -> Collected:
-        collected = collect(step, self.algorithm, self.rollout, self.task, self.seed)
-        return replace(collected, predictor=self.handed)
+        return replace(self._collect(step), predictor=self.handed)
 
     def _remember(self) -> None:
         """mu's W_p (Pr3): by the time its rollouts are learned from, the learner's has moved on."""

@@ -30,6 +30,7 @@ from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
+from theory.oversampling import OpenGroups
 from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
@@ -171,9 +172,9 @@ class VllmEngine:
 
         Law: two calls over parts of the prompts, with consecutive numbers, equal one call over all (in fp32, where the
         batch changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold
-        earlier responses (multi-turn). A response that `abort` cut short keeps its tokens. Raises ValueError for a
-        prompt that the engine cannot hold or draws that are not the responses', RuntimeError without weights, and
-        TimeoutError, after aborting all, if no token comes for `timeout_s`.
+        earlier responses (multi-turn). A response that `abort` or `sampling.enough` cut short keeps its tokens. Raises
+        ValueError for a prompt that the engine cannot hold or draws that are not the responses', RuntimeError without
+        weights, and TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
         self._check_ready(sampling)
         limits = sampling.limits(len(prompts) * sampling.num_responses)  # raises for draws of other responses
@@ -189,7 +190,7 @@ class VllmEngine:
             number = b if sampling.draws else first_response + b
             params = sampling_params(sampling, self._rollout, self._stop_token, number, num_top)
             by_name[self._add(request, params)] = request
-        self._run(by_name)
+        self._run(by_name, OpenGroups(sampling))
         responses = tuple(request.response(self.version) for request in requests)
         num_rows = {q.name: r.num_tokens - 1 for q, r in zip(requests, responses, strict=True)}
         recorded = self._call("take_recorded", num_rows, with_features)
@@ -225,15 +226,23 @@ class VllmEngine:
         request.name = self._engine.add_request(name, prompt, params)
         return name
 
-    def _run(self, requests: dict[str, Request]) -> None:
-        """Steps until all requests have ended, or `abort` was called, or no token came for `timeout_s`."""
+    def _run(self, requests: dict[str, Request], groups: OpenGroups | None = None) -> None:
+        """Steps until all requests or enough groups have ended, `abort` was called, or no token came for `timeout_s`.
+
+        The requests are in the order of the groups' responses.
+        """
         self._abort.clear()
+        number = {name: b for b, name in enumerate(requests)}
+        groups = OpenGroups(Sampling(max_tokens=1)) if groups is None else groups
         last_progress = time.monotonic()
         try:
-            while self._engine.has_unfinished_requests() and not self._abort.is_set():
+            while (
+                self._engine.has_unfinished_requests() and not self._abort.is_set() and not groups.are_enough_complete
+            ):
                 outputs = self._engine.step()
                 for output in outputs:
                     requests[output.request_id].add(output)
+                groups.end([number[output.request_id] for output in outputs if output.finished])
                 if outputs:
                     last_progress = time.monotonic()
                 elif time.monotonic() - last_progress > self.timeout_s:

@@ -83,8 +83,9 @@ def sampling_params(
 ) -> Any:
     """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index).
 
-    Where `sampling.draws` gives the response its own seed and max_tokens, it draws from derive_seed(seed, "vllm").
-    Every position has the log-probabilities of its `num_top` likeliest tokens.
+    Where `sampling.draws` gives the response its own seed and max_tokens, it draws from derive_seed(seed, "vllm"); with
+    `sampling.enough`, token t of prompt and response together draws from derive_seed(derive_seed(seed, "vllm"), t), so
+    that a later call continues the draws. Every position has the log-probabilities of its `num_top` likeliest tokens.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -93,11 +94,15 @@ def sampling_params(
         seed, names, max_tokens = sampling.draws[index].seed, [], sampling.draws[index].max_tokens
     else:
         seed, names, max_tokens = sampling.seed, [index], sampling.max_tokens
-    options: dict[str, Any] = {
-        "num_features": sampling.num_features,
-        "max_rows": max_tokens,
-        "seed": derive_seed(seed, "features", *names),
-    }
+    options: dict[str, Any] = {}
+    if sampling.num_features > 0:
+        options |= {
+            "num_features": sampling.num_features,
+            "max_rows": max_tokens,
+            "seed": derive_seed(seed, "features", *names),
+        }
+    if sampling.enough:
+        options["token_seed"] = derive_seed(seed, "vllm")
     params = SamplingParams(
         max_tokens=max_tokens,
         seed=derive_seed(seed, "vllm", *names),
@@ -106,7 +111,7 @@ def sampling_params(
         detokenize=False,
         logprobs=num_top,
         skip_reading_prefix_cache=not rollout.prefix_caching,
-        extra_args={OPTIONS: options} if sampling.num_features > 0 else None,
+        extra_args={OPTIONS: options} if options else None,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,  # a deep copy would run the constructor again
     )

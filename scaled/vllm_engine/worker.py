@@ -21,7 +21,7 @@ from scaled.vllm_engine.capture import EngineStep, FeatureRequest, FeatureStore,
 from scaled.vllm_engine.environment import OPTIONS
 from scaled.vllm_engine.gates import GateRecorder
 from scaled.vllm_engine.push import Push
-from theory.streams import stream
+from theory.streams import derive_seed, stream
 
 
 def _platform_worker() -> Any:
@@ -32,6 +32,11 @@ def _platform_worker() -> Any:
     from vllm.v1.worker.gpu_worker import Worker
 
     return Worker
+
+
+def _options(request: Any) -> dict[str, Any]:
+    """Our settings in a scheduled request's sampling parameters."""
+    return (request.sampling_params.extra_args or {}).get(OPTIONS, {})
 
 
 class RolloutWorker(_platform_worker()):
@@ -50,6 +55,7 @@ class RolloutWorker(_platform_worker()):
         self._has_feature_gates = False
         self._push: Push | None = None
         self._batch: Any = None
+        self._token_seeds: dict[str, int] = {}
         if self.vllm_config.use_v2_model_runner:
             self._keep_batches()
         if options["features"]:
@@ -101,6 +107,10 @@ class RolloutWorker(_platform_worker()):
     def execute_model(self, scheduler_output: Any) -> Any:
         """Runs one step of the model and records it."""
         output = super().execute_model(scheduler_output)
+        for request in scheduler_output.scheduled_new_reqs:
+            asked = _options(request)
+            if "token_seed" in asked:
+                self._token_seeds[request.req_id] = asked["token_seed"]
         # Before the next step overwrites the buffers.
         if scheduler_output.total_num_scheduled_tokens > 0 and self._is_recorder:
             self._record(scheduler_output)
@@ -108,8 +118,8 @@ class RolloutWorker(_platform_worker()):
 
     def _record(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
-            asked = (request.sampling_params.extra_args or {}).get(OPTIONS)
-            if asked is not None:
+            asked = _options(request)
+            if "num_features" in asked:
                 # All keys in one draw of the request's own stream: they do not depend on its neighbours.
                 keys = torch.rand(asked["max_rows"], generator=stream(asked["seed"]), dtype=torch.float64)
                 self._features.open(
@@ -166,8 +176,21 @@ class RolloutWorker(_platform_worker()):
         """
         if self.vllm_config.use_v2_model_runner:
             return super().sample_tokens(grammar_output)
+        self._seed_tokens()
         with self._without_unread_prompts():
             return super().sample_tokens(grammar_output)
+
+    def _seed_tokens(self) -> None:
+        """Seeds the generators of requests with a `token_seed` by the position that they sample next.
+
+        So a response that continues in another request draws as if it had not stopped.
+        """
+        batch = self.model_runner.input_batch
+        for i, generator in batch.generators.items():
+            seed = self._token_seeds.get(batch.req_ids[i])
+            if seed is not None:
+                position = self.model_runner.requests[batch.req_ids[i]].num_tokens
+                generator.manual_seed(derive_seed(seed, position))
 
     @contextmanager
     def _without_unread_prompts(self) -> Iterator[None]:
@@ -186,6 +209,7 @@ class RolloutWorker(_platform_worker()):
         if self._routes is not None:
             self._routes.clear()
         self._features.clear()
+        self._token_seeds.clear()
         if not always:
             self._record_gates(with_features)
 

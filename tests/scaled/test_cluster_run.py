@@ -304,6 +304,54 @@ def test_one_step_off_lags_by_one_version(model: Path, in_session: None, tmp_pat
     assert [row["staleness/version_lag_mean"] for row in rows] == [0.0, 1.0, 1.0]
 
 
+PARTIAL = (
+    "--algorithm.replay.mode", "R3", "--algorithm.sampling.max_tokens", "40", "--rollout.num_engines", "2",
+    "--algorithm.oversampling.extra_prompts", "3", "--algorithm.oversampling.max_staleness", "2",
+    "--schedule.max_staleness", "2", "--rollout.routes", "capture", "--checkpoint.every", "1",
+)  # fmt: skip
+
+
+def test_partial_rollouts_outlive_a_rank_and_a_kill(
+    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines, responses of several versions whose stored routes ranks replay: a run that goes on from the stored
+    backlog, after a rank's death and after its own, has the rows of one that nothing happened to."""
+    folders = [tmp_path / name for name in ("whole", "rank", "run")]
+    for folder in folders:
+        folder.mkdir()
+    whole = scaled.run.run(config(model, folders[0], *PARTIAL), progress="none")
+    rows = whole.metrics()[1:]
+    assert all(row["sampling/kept_responses"] > 0 and row["staleness/token_lag_max"] <= 2 for row in rows)
+    assert max(row["staleness/mixed_response_fraction"] for row in rows) > 0.1
+    assert max(row["staleness/version_lag_max"] for row in rows) == 2
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 3 and not killed:
+            killed.append(number)
+            os.kill(training.pids()[1], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real, killed = SandboxSession._step, []
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxSession, "_step", step)
+        assert computed(scaled.run.run(config(model, folders[1], *PARTIAL), progress="none")) == computed(whole)
+    assert killed == [3]
+
+    def stop(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 4:
+            raise KeyboardInterrupt
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxSession, "_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            scaled.run.run(config(model, folders[2], *PARTIAL), progress="none")
+    half = RunFolder.open(next((folders[2] / "runs" / "cut").iterdir()))
+    assert computed(scaled.run.run(config(model, folders[2], *PARTIAL), folder=half, progress="none")) == computed(
+        whole
+    )
+
+
 def test_a_disagreeing_engine_stops_the_run(model: Path, in_session: None, tmp_path: Path) -> None:
     """A probe beyond its limit is a ProbeError before the first step; nothing is recorded, nothing is finished."""
     with pytest.raises(ProbeError, match=r"engine 0 \(bf16\) disagrees .* version 0.* allowed 1e-09"):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lab.config.load import load
+from lab.strict import ConfigError
 from scaled import session
 from scaled.cluster.probe import Probe, ProbeError, allowed, describe
 from scaled.cluster.rewards import AheadEngine, AheadTask
@@ -18,12 +21,12 @@ from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.schedule import OneStepOff, Synchronous, version_lags
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
-from scaled.config import PrecisionBlock, ProbeBlock, ScheduleBlock, TrainingBlock
+from scaled.config import PrecisionBlock, ProbeBlock, ScaledRun, ScheduleBlock, TrainingBlock
 from tests.contracts import worlds
 from tests.scaled.cluster_world import ShareEngine
-from theory.algorithm import Algorithm, OptimizerSettings
+from theory.algorithm import Algorithm, OptimizerSettings, Oversampling
 from theory.contracts import Prompt, Rollouts, Sampling
-from theory.loop import global_step
+from theory.loop import global_step, hand_over
 from theory.objectives import preset
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
@@ -168,6 +171,74 @@ def test_one_step_off_trains_on_the_former_weights(mode: str) -> None:
         plain.start(s + 1)
     plain.close()
     assert all(torch.equal(a, weights(other)[name]) for name, a in weights(learner).items())
+
+
+def partial(max_staleness: int) -> Algorithm:
+    over = Oversampling(extra_prompts=2, max_staleness=max_staleness)
+    return replace(algorithm(), max_tokens=60, oversampling=over)
+
+
+def test_partial_rollouts_are_the_loop_s() -> None:
+    """The synchronous schedule keeps the backlog as theory's loop does, and continues one that it is given: metrics and
+    weights are equal, from the start and from the middle of a run."""
+    recipe, engine, learner, task = (partial(1), *world()[1:])
+    block = ScheduleBlock(max_staleness=1)
+    schedule = Synchronous(recipe, engine, learner, task, 3, block)
+    schedule.start(0)
+    ours = [schedule.step(s) for s in range(STEPS)]
+    _, engine, other, task = world()
+    hand_over(recipe, engine, other, 0)
+    backlog = None
+    for s in range(2):
+        expected = global_step(s, recipe, engine, other, task, 3, backlog)
+        backlog = expected.backlog
+        assert ours[s].metrics == expected.metrics
+    again = Synchronous(recipe, engine, other, task, 3, block)
+    again.start(2, backlog)
+    assert [again.step(s).metrics for s in range(2, STEPS)] == [result.metrics for result in ours[2:]]
+    assert all(torch.equal(a, weights(other)[name]) for name, a in weights(learner).items())
+    assert max(result.metrics["staleness/mixed_response_fraction"] for result in ours) > 0
+
+
+def test_one_step_off_counts_its_own_version_too() -> None:
+    """One step off, new tokens are one version behind and kept ones two: the bound of 2 holds, and is reached."""
+    recipe, engine, learner, task = (partial(2), *world()[1:])
+    block = ScheduleBlock(kind="one_step_off", max_staleness=2)
+    schedule = OneStepOff(6, recipe, engine, learner, task, 3, block)
+    schedule.start(0)
+    metrics = [schedule.step(s).metrics for s in range(6)]
+    schedule.close()
+    assert [m["staleness/token_lag_max"] for m in metrics[2:]] == [2.0] * 4
+    assert all(m["staleness/stale_token_fraction"] == 1 for m in metrics[1:])
+
+
+KEEP = ("--algorithm.oversampling.extra_prompts", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (
+            (*KEEP, "--schedule.max_staleness", "0"),
+            "schedule.max_staleness: expected at least algorithm.oversampling.max_staleness = 1, got 0",
+        ),
+        (
+            (*KEEP, "--schedule.kind", "one_step_off"),
+            "algorithm.oversampling.max_staleness: expected at least 2 where .* schedule.kind one_step_off, got 1",
+        ),
+        (KEEP, "rollout.routes: expected capture where algorithm.oversampling.unfinished is keep .*, got auto"),
+        ((*KEEP, "--algorithm.oversampling.unfinished", "drop"), None),
+        ((*KEEP, "--rollout.routes", "capture"), None),
+    ],
+)
+def test_a_cluster_config_must_allow_what_it_keeps(words: tuple[str, ...], wanted: str | None) -> None:
+    """Bounds that contradict each other, and routes that an abort loses, are one line that names the field."""
+    path = Path("configs/scaled/minirl/n8_r3.yaml")
+    if wanted is None:
+        assert load(path, list(words), {"scaled": ScaledRun}).algorithm.oversampling is not None
+        return
+    with pytest.raises(ConfigError, match=wanted):
+        load(path, list(words), {"scaled": ScaledRun})
 
 
 def test_the_next_rollout_runs_while_this_batch_trains() -> None:

@@ -28,7 +28,7 @@ def test_every_field_has_one_rule() -> None:
     assert all(rule.source for rule in RULES)
     assert {rule.field for rule in RULES if rule.action == "rule"} == {
         "replay.predictor.learning_rate_multiplier", "replay.predictor.num_positions", "batch.num_prompts",
-        "optimizer.learning_rate",
+        "optimizer.learning_rate", "oversampling",
     }  # fmt: skip
 
 
@@ -151,3 +151,15 @@ def test_the_correction_is_carried_whole() -> None:
     )
     assert mapped(runs, target, None).objective == runs.objective
     assert mapped(algorithm(), target, None).objective.correction is None
+
+
+def test_extra_prompts_keep_their_share() -> None:
+    """Over-sampling moves with the algorithm, its extra prompts in proportion to P, rounded up; without it, none."""
+    over = {"extra_prompts": 3, "unfinished": "keep", "max_staleness": 2}
+    runs = algorithm(batch={"num_prompts": 8, "num_responses": 8}, oversampling=over)
+    target = algorithm(batch={"num_prompts": 64, "num_responses": 8})
+    promoted = mapped(runs, target, None).oversampling
+    assert promoted is not None and promoted.model_dump() == over | {"extra_prompts": 24}
+    smaller = algorithm(batch={"num_prompts": 4, "num_responses": 8})
+    assert mapped(runs, smaller, None).oversampling.extra_prompts == 2  # type: ignore[union-attr]
+    assert mapped(target, runs, None).oversampling is None

@@ -93,6 +93,34 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path):
     )
 
 
+PARTIAL = (
+    "--algorithm.replay.mode", "R3", "--algorithm.sampling.max_tokens", "40", "--num_steps", "10",
+    "--algorithm.oversampling.extra_prompts", "3", "--algorithm.oversampling.max_staleness", "3",
+)  # fmt: skip
+
+
+def test_a_killed_run_continues_its_partial_rollouts(tmp_path):
+    """Responses in progress are part of the checkpoint: a run killed between its steps ends with the bits of one never
+    stopped, in the mode that replays the routes of responses from several versions."""
+    (tmp_path / "whole").mkdir()
+    whole = run(config(tmp_path / "whole", *PARTIAL), progress="none")
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    kill_when(start(cut, *PARTIAL), cut, lines=5)
+    last = start(cut, *PARTIAL, "--resume")
+    _, errors = last.communicate(timeout=120)
+    assert last.returncode == 0, errors
+    resumed = RunFolder.open(only_folder(cut))
+    assert resumed.metrics() == whole.metrics()
+    rows = whole.metrics()[1:]
+    assert max(row["staleness/mixed_response_fraction"] for row in rows) > 0.1
+    assert all(row["sampling/kept_responses"] > 0 and row["staleness/token_lag_max"] <= 3 for row in rows)
+    assert max(row["staleness/token_lag_max"] for row in rows) > 1
+    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
+    assert a.tensors.keys() == b.tensors.keys() and "backlog.tokens" in a.tensors
+    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+
+
 def test_a_finished_run_is_not_resumed(tmp_path):
     """--resume on a config whose newest run is finished is one line, exit code 2, and leaves the run as it is."""
     run(config(tmp_path), progress="none")

@@ -1,0 +1,100 @@
+"""The responses in progress between two global steps, as tensors of a checkpoint: a resumed run continues them.
+
+Letters: J responses in progress, A all their tokens, R all their routing rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from theory.contracts import Prompt, Response, Rollouts, Task
+from theory.oversampling import Backlog, StartedGroup
+from theory.routing.packed_rows import offsets_of
+from theory.routing.record import RoutingRecord
+from theory.top_tokens import TopTokens
+
+PREFIX = "backlog."
+FINISHES = ("stop", "length", "abort")
+
+
+def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
+    """The backlog by name, or nothing for None; prompts are left out, as the groups' numbers name them."""
+    if backlog is None:
+        return {}
+    found = {"next_number": torch.tensor([backlog.next_number])}
+    rollouts = [group.rollouts for group in backlog.groups if group.rollouts is not None]
+    if rollouts:
+        whole = Rollouts.concat(rollouts)
+        found["numbers"] = torch.tensor([group.number for group in backlog.groups])
+        found |= _response_tensors(whole)
+        if whole.experts is not None:
+            record = whole.experts
+            found |= {"experts": record.experts, "num_experts": torch.tensor([record.num_experts])}
+            found["layer_numbers"] = torch.tensor(record.layer_numbers)
+        if whole.top is not None:
+            found |= {"top_ids": whole.top.ids, "top_logp": whole.top.logp}
+            found["vocab_size"] = torch.tensor([whole.top.vocab_size])
+    return {PREFIX + name: tensor for name, tensor in found.items()}
+
+
+def _response_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
+    each = rollouts.responses
+    return {
+        "num_tokens": torch.tensor([len(r.tokens) for r in each]),
+        "finishes": torch.tensor([FINISHES.index(r.finish) for r in each]),
+        "tokens": torch.cat([r.tokens for r in each]),
+        "logp_mu": torch.cat([r.logp_mu for r in each]),
+        "versions": torch.cat([r.version_T for r in each]),
+        # A float, which JSON and safetensors keep exactly only as float64.
+        "temperature": torch.tensor([rollouts.temperature], dtype=torch.float64),
+    }
+
+
+def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
+    """The inverse of `to_tensors`; None where a checkpoint has no backlog. Other tensors are ignored."""
+    found = {name.removeprefix(PREFIX): t for name, t in tensors.items() if name.startswith(PREFIX)}
+    if not found:
+        return None
+    next_number = int(found["next_number"])
+    if "numbers" not in found:
+        return Backlog(next_number)
+    numbers = found["numbers"].tolist()
+    prompts = [task.prompts(number, 1)[0] for number in numbers]
+    G = len(found["num_tokens"]) // len(numbers)
+    whole = _rollouts(found, [prompt for prompt in prompts for _ in range(G)])
+    groups = [
+        StartedGroup(number, prompt, whole.select(range(i * G, (i + 1) * G)))
+        for i, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+    ]
+    return Backlog(next_number, tuple(groups))
+
+
+def _rollouts(found: Mapping[str, Tensor], prompts: list[Prompt]) -> Rollouts:
+    lengths = found["num_tokens"].tolist()
+    tokens, logp_mu, versions = (found[name].split(lengths) for name in ("tokens", "logp_mu", "versions"))
+    each = zip(prompts, tokens, logp_mu, versions, found["finishes"].tolist(), strict=True)
+    responses = [_response(*one) for one in each]
+    offsets, top = offsets_of([r.num_tokens - 1 for r in responses]), None
+    record = None
+    if "experts" in found:
+        layers = tuple(found["layer_numbers"].tolist())
+        record = RoutingRecord(found["experts"], offsets, layers, int(found["num_experts"]))
+    if "top_ids" in found:
+        top = TopTokens(found["top_ids"], found["top_logp"], offsets_of(lengths), int(found["vocab_size"]))
+    return Rollouts(tuple(responses), record, None, float(found["temperature"]), top)
+
+
+def _response(prompt: Prompt, tokens: Tensor, logp_mu: Tensor, version_T: Tensor, finish: int) -> Response:
+    versions = version_T.tolist()
+    starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
+    stretches = tuple((t, versions[t]) for t in starts) if len(starts) > 1 else ()
+    is_response = torch.ones(len(tokens), dtype=torch.bool)
+    # A response without a token has no version; nothing asks for it.
+    oldest = min(versions, default=0)
+    return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)  # type: ignore[arg-type]
+
+
+__all__ = ["from_tensors", "to_tensors"]
