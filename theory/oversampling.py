@@ -156,9 +156,13 @@ def split(
 def continued(
     engine: RolloutEngine, groups: Sequence[StartedGroup], enough: int, algorithm: Algorithm, seed: int, call: int
 ) -> list[StartedGroup]:
-    """The groups after one call of the engine, which ends once `enough` of them are complete; fewer are before it."""
+    """The groups after one call of the engine, which ends once `enough` of them are complete.
+
+    No call is made where they are already.
+    """
     need = enough - sum(group.is_complete for group in groups)
-    assert need > 0, "a call for groups that are complete"
+    if need <= 0:
+        return list(groups)
     G = algorithm.num_responses
     asked = [
         (i, g)
