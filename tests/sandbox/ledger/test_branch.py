@@ -202,7 +202,7 @@ def test_a_killed_state_is_made_again(folder: Path, tmp_path: Path) -> None:
     expected = kept_row(folder, NOISY, FIRST)
 
     def act() -> int:
-        branch.reference = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # pyright: ignore
+        branch.reference = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         row_of(folder, NOISY, FIRST, tmp_path)
         return 0
 
