@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core, and start much faster with cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled test-peers thorough mutants check format bench lab docs clean fuzz
+.PHONY: help demo demo-scaled test test-core test-scaled smoke-border test-peers thorough mutants check format bench lab docs clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -37,19 +37,30 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 
 test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
-# worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
-test-core: check  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
+# One run of each arm that only the regime of the border has, beside the checks, most of whose time pyright takes on one
+# core. worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
+test-core: $(VENV)/.installed-dev  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
+	printf '%s\n' check smoke-border | xargs -P 2 -n 1 $(MAKE) --no-print-directory
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/scaled
-	$(BIN)/firstorder reproduce --smoke --results runs/claims-smoke --runs runs/claims-smoke
-	$(BIN)/firstorder reproduce 41 --smoke --regime border --results runs/claims-smoke --runs runs/claims-smoke
+	$(BIN)/firstorder reproduce --smoke $(SMOKE)
 
-# A process per file: an engine owns its process (vLLM and Megatron-core keep global state) and ends with it. The files of
-# ONE_PROCESS start no engine in their own process; together they import once and share the runs that they promote.
-ONE_PROCESS := $(wildcard tests/scaled/test_launch.py tests/scaled/test_plan_*.py tests/scaled/test_promot*.py)
+SMOKE := --results runs/claims-smoke --runs runs/claims-smoke
+smoke-border: $(VENV)/.installed-dev
+	$(BIN)/firstorder reproduce 41 --smoke --regime border --jobs 1 $(SMOKE)
+
+# vLLM and Megatron-core keep global state, so a file has a process of its own, but for those that share one and what it
+# imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself. Long ones first,
+# so that neither of two workers idles at the end.
+scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
+VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
+  vllm_partial vllm_precision vllm_preemption vllm_prefix)
+RANKS := $(call scaled_tests,contract_megatron cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
+DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_places cluster_saving cluster_schedule cluster_transfer \
+  export_files laws_capture launch micro_batches plan_* promot* recipes stored_routes vllm_quantize vllm_routes)
+ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
-	$(BIN)/pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python
-	printf '%s\n' '$(ONE_PROCESS)' $(filter-out $(ONE_PROCESS),$(wildcard tests/scaled/test_*.py)) \
-	  | xargs -P 2 -L 1 $(BIN)/python -m pytest
+	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' $(ALONE:%='pytest %') 'pytest $(DRIVERS)' \
+	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 2 -L 1 $(BIN)/python -m
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0

@@ -32,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(random.SystemRandom().getrandbits(32))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notebooks, the longest tests, come first: at the end of a session no worker waits for the other's."""
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Within a test marked `unchecked`, its fixtures included, annotated functions run as they do outside of pytest.

@@ -6,7 +6,9 @@ file: mappings are merged key by key, lists and scalars are replaced.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -124,11 +126,17 @@ def config_hash(config: BaseModel) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
+@functools.lru_cache(maxsize=128)
+def _loaded(text: str) -> Any:
+    """The values of a YAML text; kept, as a run and its report read the same files, and the parser is slow."""
+    # The pure parser, because the C one reads YAML 1.1, where `1e-4` is text and `no` is False.
+    return YAML(typ="safe", pure=True).load(text)
+
+
 def _parse(text: str, where: str) -> Any:
     """YAML 1.2 text as plain Python values of at most MOST_VALUES; ConfigError with the line number."""
     try:
-        # The pure parser, because the C one reads YAML 1.1, where `1e-4` is text and `no` is False.
-        value = YAML(typ="safe", pure=True).load(text)
+        value = copy.deepcopy(_loaded(text))
     except RecursionError as error:
         raise ConfigError(f"{where}: not valid YAML: lists and mappings are nested too deeply") from error
     except MarkedYAMLError as error:

@@ -18,9 +18,9 @@ from sandbox.ledger.verdicts import Finding, findings
 
 SMOKE = (
     ("num_steps", "2"), ("algorithm.batch.num_responses", "4"), ("evaluation.max_prompts", "8"),
-    ("evaluation.every", "1"), ("traces.every", "1"), ("checkpoint.every", "2"),
+    ("evaluation.every", "1"), ("traces.every", "1"), ("checkpoint.every", "2"), ("cold_start.target_accuracy", "0.15"),
 )  # fmt: skip
-"""The changes of a smoke run to its arm: two global steps, small groups, few held-out problems."""
+"""The changes of a smoke run to its arm: two global steps, small groups, few held-out problems, half a cold start."""
 
 
 @dataclass(frozen=True)

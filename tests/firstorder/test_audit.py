@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from lab.audit.records import read
 from lab.config.load import config_hash
 from lab.report.style import number
 from sandbox.exact.cases import SandboxAudit, moe_cases
+from tests.firstorder.killed_cases import run_killed
 from tests.firstorder.test_cli import fails
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "audit"
@@ -137,27 +136,10 @@ def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[st
         assert ('id="direction-kl"' in page) == ("minirl" in objectives)
 
 
-THREE_CASES = """
-import os, signal, sys
-from firstorder.cli import main
-from lab import casebook
-
-keep, left = casebook.keep_case, [2]
-def keep_and_die(folder, rows):
-    keep(folder, rows)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-casebook.keep_case = keep_and_die
-main(sys.argv[1:])
-"""
-
-
 def test_a_killed_audit_goes_on(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed with -9 after two cases of four, with a torn line besides: the same records as without, two cases anew."""
     words = ["audit", str(tiny), "--policies.0.seeds", "4", "--progress", "lines"]
-    killed = subprocess.run([sys.executable, "-c", THREE_CASES, *words], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run_killed(words, 2) == -signal.SIGKILL
     (folder,) = Path("runs/tiny").iterdir()
     cases = folder / "cases.jsonl"
     assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "audit.json").exists()

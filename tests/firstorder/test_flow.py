@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +13,7 @@ from firstorder.cli import main
 from lab import casebook
 from lab.flow import flow, load_config
 from lab.flow.records import read
+from tests.firstorder.killed_cases import run_killed
 from tests.firstorder.test_cli import fails
 
 TINY = """
@@ -58,29 +57,12 @@ def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert line == f"--seed: expected no field beside the folder of finished records, got {page.parent}"
 
 
-TWO_CASES = """
-import os, signal, sys
-from firstorder.cli import main
-from lab import casebook
-
-keep, left = casebook.keep_case, [2]
-def keep_and_die(folder, rows):
-    keep(folder, rows)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-casebook.keep_case = keep_and_die
-main(sys.argv[1:])
-"""
-
-
 def test_a_killed_flow_continues(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed with -9 after two cases of four, with a torn line besides: equal bytes, and two cases computed anew."""
     words = ["flow", str(tiny), "--progress", "none"]
-    killed = subprocess.run([sys.executable, "-c", TWO_CASES, *words], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run_killed(words, 2) == -signal.SIGKILL
     (folder,) = Path("runs/tiny").iterdir()
     cases = folder / "cases.jsonl"
     assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "flow.json").exists()

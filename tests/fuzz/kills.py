@@ -22,6 +22,7 @@ from pathlib import Path
 
 from firstorder.cli import main
 from lab.files import TEMPORARY
+from tests.forks import begin, end
 from tests.sandbox.training.test_resume import CONFIG
 
 STEPS = 5
@@ -32,17 +33,13 @@ Doom = Callable[[], None]
 
 def train(root: Path, *words: str, doom: Doom | None = None, log: str = "log") -> int:
     """The exit code of `firstorder train` in a process of its own, which begins by `doom`; negative: killed by that."""
-    child = os.fork()
-    if child == 0:
-        code = 70
-        try:
-            sys.stdout = sys.stderr = open(root / log, "a", buffering=1)  # noqa: SIM115 (until the process ends)
-            (doom or (lambda: None))()
-            options = ["--output", str(root / "runs"), "--progress", "none", "--num_steps", str(STEPS)]
-            code = main(["train", str(root / "config.yaml"), *options, "--traces.every", "2", *words])
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def act() -> int:
+        (doom or (lambda: None))()
+        options = ["--output", str(root / "runs"), "--progress", "none", "--num_steps", str(STEPS)]
+        return main(["train", str(root / "config.yaml"), *options, "--traces.every", "2", *words])
+
+    return end(begin(act, root / log))
 
 
 def at_moment(seconds: float) -> Doom:

@@ -50,7 +50,7 @@ def test_a_spoiled_config_is_read_whole_or_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], record_property: Any
 ) -> None:
     """`--print-config` ends with 0 and every value of the file in it, or with 2 and a line that names the file."""
-    outcomes = [printed(case, tmp_path / "config.yaml", capsys) for case in range(num_cases(120))]
+    outcomes = [printed(case, tmp_path / "config.yaml", capsys) for case in range(num_cases(80))]
     note(record_property, outcomes)
     assert not (faults := [each for each in outcomes if each not in ("printed", "refused")]), "\n".join(faults)
     assert 0.3 < outcomes.count("refused") / len(outcomes) < 0.95
@@ -106,7 +106,7 @@ def test_a_config_that_is_accepted_can_be_made(
     """Task, model and engines of an accepted sandbox config exist within 20 s, or a line says why they do not fit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sandbox.size, "memory_bytes", lambda: 2**30)
-    outcomes = [outcome(case, tmp_path / "config.yaml") for case in range(num_cases(120))]
+    outcomes = [outcome(case, tmp_path / "config.yaml") for case in range(num_cases(80))]
     note(record_property, outcomes)
     assert not (faults := [each for each in outcomes if each not in ("made", "refused")]), "\n".join(faults)
     assert outcomes.count("made") > 0.2 * len(outcomes)

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.pages.served import served
+
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w*)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -45,20 +47,20 @@ def commands(page: Path) -> list[list[str]]:
 def run(block: Block, folder: Path) -> str:
     """The block's output in a folder that imitates the checkout; AssertionError if any line fails."""
     words = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
-    done = subprocess.run([*words, block.text], cwd=folder, env=_environment(folder), capture_output=True, text=True)
+    with served(folder / "bin/firstorder"):
+        done = subprocess.run(
+            [*words, block.text], cwd=folder, env=_environment(folder), capture_output=True, text=True
+        )
     assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def checkout(folder: Path) -> Path:
-    """A folder with the checkout's configs and results, a `firstorder` command of this Python, and no runs."""
+    """A folder with the checkout's configs and results, a place for the `firstorder` command, and no runs."""
     for name in ("configs", "results"):
         (folder / name).symlink_to(ROOT / name)
-    (folder / "runs").mkdir()
-    command = folder / "bin/firstorder"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m firstorder "$@"\n')
-    command.chmod(0o755)
+    for name in ("bin", "runs"):
+        (folder / name).mkdir()
     return folder
 
 

@@ -1,7 +1,7 @@
 """Shared parts of the training engine's tests: tiny random Hugging Face folders, and processes that form a real world.
 
-Functions given to `spawn` run in fresh processes without pytest: their module must be importable, and megatron is
-imported inside them, never by the test process itself.
+Functions given to `spawn` run in processes of their own without pytest, copies of a server that has imported megatron
+and called nothing: their module must be importable, and the test process itself never imports megatron.
 """
 
 from __future__ import annotations
@@ -165,12 +165,13 @@ def joined(training: TrainingBlock, rank: int, port: int) -> Iterator[None]:
 
 
 def spawn(num_ranks: int, function: Callable[..., Any], *args: Any, limit_s: float = 180) -> list[Any]:
-    """`function(rank, *args)` in `num_ranks` fresh processes; what each returned (anything that torch.save takes).
+    """`function(rank, *args)` in `num_ranks` new processes; what each returned (anything that torch.save takes).
 
     Raises RuntimeError with the traceback of a rank that failed, TimeoutError with the end of its log where one takes
     longer than `limit_s`; no process outlives the call.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.scaled.megatron_imports"])
     with tempfile.TemporaryDirectory(prefix="ranks-") as name:
         folder = Path(name)
         ranks = [context.Process(target=_run, args=(rank, folder, function, args)) for rank in range(num_ranks)]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
-from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
 from scaled.plan import feasibility, memory, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
-from scaled.plan.layout import dry_run
 from scaled.plan.memory import GIB
 from scaled.plan.summary import step_payloads
 from theory.top_tokens import TopTokens
@@ -55,30 +52,6 @@ def test_rank_parameters_are_those_of_megatron(tp, pp, ep, stage, billions, expe
     assert round(found.total / 1e9, 4) == billions
     assert round(found.experts / 1e9, 4) == expert_billions
     assert round(memory.optimizer_bytes(found, training) / GIB, 2) == optimizer_gib
-
-
-MIXED: dict[str, tuple[ModelShape, dict[str, Any]]] = {
-    "olmoe TP2 EP2": (OLMOE, {"num_ranks": 8, "tensor_parallel": 2, "expert_parallel": 2}),
-    "moonlight TP2 PP3 EP4": (
-        MOONLIGHT, {"num_ranks": 24, "tensor_parallel": 2, "pipeline_parallel": 3, "expert_parallel": 4},
-    ),
-    "qwen3 TP4 PP4 VPP3 EP2 ETP2": (
-        QWEN, {"num_ranks": 32, "tensor_parallel": 4, "pipeline_parallel": 4, "virtual_pipeline": 3,
-               "expert_parallel": 2, "expert_tensor_parallel": 2},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_every_stage_of_mixed_layouts_is_megatrons(name):
-    """Where TP, PP, VPP, EP and ETP mix, each stage has the layers and bytes of Megatron's build."""
-    shape, sizes = MIXED[name]
-    training = TrainingBlock(**sizes)
-    for rank in dry_run(shape, training):
-        found = memory.rank_parameters(shape, training, rank.stage)
-        assert (found.dense, found.experts) == (rank.dense_parameters, rank.expert_parameters)
-        assert memory.stage_layers(shape, training, rank.stage) == tuple(n for chunk in rank.layers for n in chunk)
-        assert memory.optimizer_bytes(found, training) == pytest.approx(rank.optimizer_bytes, abs=2)
 
 
 @pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])

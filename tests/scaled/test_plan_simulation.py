@@ -76,13 +76,13 @@ def test_a_failure_takes_the_work_since_the_last_checkpoint() -> None:
 def test_the_hours_add_up() -> None:
     """Stages, lost work and restarts leave less than one step of the hours; every step that counts is in the stages."""
     config = recipe()
-    chance = Chance(gpu_hours_per_failure=50.0, restart_s=100.0)
-    day = play(config, QWEN, H100, 24.0, 300, TOKENS, chance)
-    rest = 3600 * 24.0 - sum(day.stages.values()) - day.lost_s - day.down_s
+    chance, hours = Chance(gpu_hours_per_failure=50.0, restart_s=100.0), 8.0
+    day = play(config, QWEN, H100, hours, 300, TOKENS, chance)
+    rest = 3600 * hours - sum(day.stages.values()) - day.lost_s - day.down_s
     assert day.num_failures > 5 and day.num_engine_failures > 0 and day.lost_s > 0 and day.down_s > 0
-    assert 0 <= rest < 5 * 3600 * 24.0 / day.num_steps
-    assert day == play(config, QWEN, H100, 24.0, 300, TOKENS, chance)
-    assert day != play(config, QWEN, H100, 24.0, 300, TOKENS, chance, seed=1)
+    assert 0 <= rest < 5 * 3600 * hours / day.num_steps
+    assert day == play(config, QWEN, H100, hours, 300, TOKENS, chance)
+    assert day != play(config, QWEN, H100, hours, 300, TOKENS, chance, seed=1)
 
 
 def test_every_chance_costs_steps() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -54,13 +55,16 @@ def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, flo
         mask = paths.is_response_BT[rows]
         objective = objective.within_budget(pi[rows], old[rows], mu[rows], A_B1, mask, p_B1)
     mean, second = torch.zeros(J_YTQ.shape[2]), torch.zeros(())
-    for group in itertools.product(range(tree.num_responses), repeat=G):
+    groups = itertools.product(range(tree.num_responses), repeat=G)
+    # Pairs in either order; of three or more, one order for all of them, as no objective is to know the order.
+    times = Counter(group if G == 2 else tuple(sorted(group)) for group in groups)
+    for group, number in times.items():
         rows = torch.tensor(group)
         leaf = pi[rows].clone().requires_grad_()
         A = advantages.ADVANTAGES[objective.advantage](world.problem.reward_Y[rows][None])[0]
         out = objective(leaf, old[rows], mu[rows], A, paths.is_response_BT[rows], has_metrics=False).objective
         gradient = torch.einsum("bt,btq->q", torch.autograd.grad(out, leaf)[0], J_YTQ[rows])
-        probability = probability_Y[rows].prod()
+        probability = number * probability_Y[rows].prod()
         mean, second = mean + probability * gradient, second + probability * gradient.square().sum()
     return mean, G * float(second - mean.square().sum())
 

@@ -27,7 +27,8 @@ from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_
 from theory.objectives.factors import Factor
 from theory.objectives.trust_regions import Tokens
 
-PAIRS = [(p, c) for p in PRESET_ROWS for c in CORRECTION_ROWS]
+PAIRS = [(p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 3 == 0]
+"""Every preset with every third correction, and every correction with every third preset: its weight is a factor."""
 LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.items() if row.eps is not None}
 
 
@@ -164,7 +165,7 @@ def test_wider_bounds_stop_less(name: str, batch: Batch, factor: float) -> None:
 @few
 @given(batch=batches(corners=MODERATE))
 def test_gradient_is_the_score_function_form(name: str, correction_name: str, batch: Batch) -> None:
-    """Autograd's gradient of each preset under each correction of the engine gap equals the form written by hand."""
+    """Autograd's gradient of the presets under the corrections of the engine gap equals the form written by hand."""
     row, fix = PRESET_ROWS[name], CORRECTION_ROWS[correction_name]
     bounds = fix.tight or {}
     expected = gradient_by_hand(

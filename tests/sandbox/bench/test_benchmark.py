@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from firstorder.cli import main
-from sandbox.bench import benchmark
+from sandbox.bench import benchmark, exact_training
 from sandbox.bench.reference_work import MODEL, Sandbox, Transformers, Turns, Work, reference_model
 from sandbox.kernels import choose
 
@@ -40,7 +40,14 @@ ROWS = [
 TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "6", "--rounds", "1"]
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two updates in place of the 20 of exact training, whose size no option sets: the rows are the same."""
+    monkeypatch.setattr(exact_training, "NUM_UPDATES", 2)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
 def test_the_whole_benchmark(kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All pieces are timed on all sides after both computed the same; the table, its remarks and the file say so."""
@@ -138,6 +145,7 @@ def test_turns_with_and_without_the_cache_are_the_same_work() -> None:
     assert max(int((~r.is_response).sum()) for r in found[0].responses) == 36
 
 
+@pytest.mark.usefixtures("brief")
 def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sides whose log-probs differ by more than 1e-4 are not compared."""
     score = Transformers.score

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -17,6 +14,7 @@ from lab.strict import ConfigError
 from sandbox import kernels
 from sandbox.kernels.compiled import build
 from sandbox.kernels.compiled.gates import compiled_gate
+from tests.forks import begin, end
 from tests.sandbox.compiled_world import COMPILED
 from theory.routing import gates
 from theory.routing.gates import GATES
@@ -171,6 +169,13 @@ def test_other_types_are_refused():
         COMPILED.linear(torch.zeros(3, 8).double(), torch.zeros(8, 8).double())
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Without optimisation a build takes a third of the time; what is built here is loaded and not called."""
+    monkeypatch.setattr(build, "FLAGS", tuple("-O0" if flag == "-O3" else flag for flag in build.FLAGS))
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_build_is_found_again(tmp_path, monkeypatch):
     """A second build compiles nothing, and other flags are another library."""
     first = build.build(tmp_path)
@@ -182,12 +187,13 @@ def test_a_build_is_found_again(tmp_path, monkeypatch):
     assert first.stat().st_mtime_ns == written
     assert len(commands) == 1
     assert "-E" in commands[0]
-    monkeypatch.setattr(build, "FLAGS", tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-fno-inline"))
     other = build.build(tmp_path)
     assert other != first
     assert sorted(tmp_path.glob("*.so")) == sorted([first, other])
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("refused", "taken"), [("-march", "-mcpu=native"), ("-m", None)], ids=["no -march", "neither of them"]
 )
@@ -210,25 +216,20 @@ def test_a_compiler_without_march_native_gets_the_flags_that_it_knows(tmp_path, 
     build.Library(path)
 
 
-def test_processes_that_start_together_build_once(tmp_path):
+@pytest.mark.usefixtures("quick")
+def test_processes_that_start_together_build_once(tmp_path, monkeypatch):
     """Of two that ask at the same time one compiles, and says so; the other waits, and both load the same library."""
     compiler, calls = tmp_path / "cxx", tmp_path / "calls"
     # A compiler that takes a second more: without a lock both processes are inside it at once.
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *kernels.so*) echo one >> {calls}; sleep 1;; esac\nexec c++ "$@"\n')
     compiler.chmod(0o755)
-    code = "import sys; from pathlib import Path; from sandbox.kernels.compiled import build\n"
-    code += "path = build.build(Path(sys.argv[1])); build.Library(path); print(path)"
-    command = [sys.executable, "-c", code, str(tmp_path / "cache")]
-    environment = {**os.environ, "CXX": str(compiler)}
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert len({out for out, _ in said}) == 1
+    monkeypatch.setenv("CXX", str(compiler))
+    logs = [tmp_path / name for name in ("one", "two")]
+    both = [begin(lambda: build.Library(build.build(tmp_path / "cache")) and 0, log) for log in logs]
+    assert [end(process) for process in both] == [0, 0], [log.read_text() for log in logs]
     assert calls.read_text().splitlines() == ["one"]
-    assert [err for _, err in said if err] == [f"compile: building the C++ kernels with {compiler}, once\n"]
+    assert "".join(log.read_text() for log in logs) == f"compile: building the C++ kernels with {compiler}, once\n"
+    assert len(list((tmp_path / "cache").glob("*.so"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,6 +250,7 @@ def test_no_compiler_is_one_line(variables, got, monkeypatch, tmp_path):
     assert str(caught.value) == expected
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_variable_may_hold_a_command_with_words(monkeypatch, tmp_path):
     """CXX = "<wrapper> <compiler>" builds with that command."""
     wrapper = tmp_path / "wrapper"
@@ -269,13 +271,6 @@ def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
         build.build(tmp_path)
     assert str(caught.value).startswith(f"compile: expected {fake} to build the kernels")
     assert str(caught.value).endswith("got: x.cpp:1: error: no such thing")
-
-
-def test_nothing_is_built_unless_asked_for():
-    """A run without `compile` never looks for a compiler: importing the sandbox loads no compiled code."""
-    loaded = "[m for m in sys.modules if m.startswith('sandbox.kernels.compiled')]"
-    code = f"import sys, sandbox.training.engine, sandbox.engines.engine; assert not {loaded}"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PATH": ""})
 
 
 @pytest.mark.parametrize("wrong", [-1, 4])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from sandbox.ledger.claim import Arm
 from sandbox.ledger.measures import probe
 from sandbox.ledger.queue import run_cell
 from sandbox.run import run
+from tests.forks import begin, end
 from theory.contracts import Prompt
 from theory.loop import StepResult, global_step
 
@@ -197,22 +197,16 @@ def test_a_branch_draws_problems_of_its_own(folder: Path) -> None:
     assert firsts[0] > 1000 and all(b - a > 1000 for a, b in itertools.pairwise(firsts)) and firsts[-1] < 2**40
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from sandbox.ledger import branch, gradients
-from tests.sandbox.ledger import test_branch as t
-gradients.PIECE, branch.NUM_UPDATES = 32, t.UPDATES
-branch.reference = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-t.row_of(Path(sys.argv[1]), t.NOISY, t.FIRST, Path(sys.argv[2]))
-"""
-
-
 def test_a_killed_state_is_made_again(folder: Path, tmp_path: Path) -> None:
     """After kill -9 in the middle nothing is at the state's place; the next process makes it whole, and once."""
     expected = kept_row(folder, NOISY, FIRST)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(tmp_path)], check=False, cwd=Path.cwd())
-    assert done.returncode == -signal.SIGKILL
+
+    def act() -> int:
+        branch.reference = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        row_of(folder, NOISY, FIRST, tmp_path)
+        return 0
+
+    assert end(begin(act, Path(os.devnull))) == -signal.SIGKILL
     left = [path.name for path in (tmp_path / "states").iterdir()]
     assert [name for name in left if name.startswith(".tmp-")] and [name for name in left if name.endswith(".lock")]
     assert not [name for name in left if not name.startswith(".tmp-") and not name.endswith(".lock")]

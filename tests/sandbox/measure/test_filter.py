@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from sandbox.engines.engine import SandboxEngine
 from sandbox.engines.weight_precision import WeightPrecision
 from sandbox.model import load
+from tests.forks import begin, end
 from tests.sandbox.tiny_hf import DIGITS, guesses, write_qwen3_moe
 from theory.contracts import Prompt, Sampling
 from theory.streams import derive_seed
@@ -171,18 +170,21 @@ def test_a_killed_filter_goes_on_to_the_same_bytes(data: Path) -> None:
     for path in paths:
         path.unlink()
     words = ["filter", "config.yaml", str(data), "--samples", "16", "--progress", "none"]
-    # Sampling is fast here, so the process waits before every problem: it must be killed between two of them.
-    code = (
-        "import sys, time; from sandbox.engines.engine import SandboxEngine as E; real = E.generate\n"
-        "def slow(*a): time.sleep(0.05); return real(*a)\n"
-        "E.generate = slow; from firstorder.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while not paths[0].is_file() or paths[0].read_bytes().count(b"\n") < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    generate = SandboxEngine.generate
+
+    def act() -> int:
+        # Sampling is fast here, so the process waits before every problem: it must be killed between two of them.
+        SandboxEngine.generate = lambda *given: time.sleep(0.05) or generate(*given)
+        return main(words)
+
+    process = begin(act, Path("log"))
+    try:
+        while not paths[0].is_file() or paths[0].read_bytes().count(b"\n") < 3:
+            assert os.waitpid(process, os.WNOHANG) == (0, 0), Path("log").read_text()
+            time.sleep(0.01)
+    finally:
+        os.kill(process, signal.SIGKILL)
+    assert end(process) == -signal.SIGKILL
     assert 3 <= paths[0].read_bytes().count(b"\n") < NUM_PROBLEMS and not paths[1].exists()
     assert run_filter(data, samples=16) == 0
     assert [path.read_bytes() for path in paths] == whole

@@ -40,10 +40,10 @@ def test_it_stops_at_the_target_and_is_cached(tmp_path):
     reports = []
     first, summary = cold_start(
         fresh(),
-        build(TASK),
+        build(ONE_DIGIT),
         stage(tmp_path),
         description={"test": 1},
-        max_tokens=24,
+        max_tokens=16,
         report=lambda *r: reports.append(r),
     )
     assert summary["accuracy"] >= 0.02
@@ -51,10 +51,10 @@ def test_it_stops_at_the_target_and_is_cached(tmp_path):
     assert reports[-1][1] < reports[0][1]
     again, same = cold_start(
         fresh(1),
-        build(TASK),
+        build(ONE_DIGIT),
         stage(tmp_path),
         description={"test": 1},
-        max_tokens=24,
+        max_tokens=16,
         report=lambda *_: pytest.fail("ran"),
     )
     assert same == summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,17 @@ from lab.config.load import config_hash
 from lab.records import RunFolder
 from sandbox.kernels.compiled import build
 from sandbox.run import run
-from tests.sandbox.training.test_resume import CONFIG, config, kill_when, only_folder, start
+from tests.sandbox.training.test_resume import CONFIG, config, only_folder, resume
 
 FEW = ("--num_steps", "4", "--evaluation.every", "2")
+
+
+def cut_off(folder: Path) -> RunFolder:
+    """The folder of a finished run as that of one that ended after its last checkpoint but one."""
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
+    (folder / "verdict.json").unlink()
+    return RunFolder.open(folder)
 
 
 def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(tmp_path):
@@ -24,11 +33,7 @@ def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(tmp_path):
     chosen = config(tmp_path / "second", "--compile", "true", *FEW)
     second = run(chosen, progress="none")
     assert second.metrics() == first.metrics()
-    folder = only_folder(tmp_path / "second")
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    shutil.rmtree(newest) if newest.is_dir() else newest.unlink()
-    (folder / "verdict.json").unlink()
-    resumed = run(chosen, folder=RunFolder.open(folder), progress="none")
+    resumed = run(chosen, folder=cut_off(only_folder(tmp_path / "second")), progress="none")
     assert resumed.metrics() == first.metrics()
     eager = run(config(tmp_path, *FEW), progress="none")
     assert eager.metrics() != first.metrics()
@@ -95,19 +100,14 @@ def test_auto_without_a_compiler_is_torchs_run_and_says_so(tmp_path, monkeypatch
     )
 
 
-def test_a_killed_run_with_auto_goes_on(tmp_path):
+def test_an_unfinished_run_with_auto_goes_on(tmp_path):
     """--resume finds a run that said auto by what it stood for, and ends it with the metrics of one never stopped."""
-    words = ("--compile", "auto")
-    for name in ("whole", "cut"):
-        (tmp_path / name).mkdir()
-    whole = run(config(tmp_path / "whole", *words), progress="none")
-    killed = start(tmp_path / "cut", *words)
-    kill_when(killed, tmp_path / "cut", lines=4)
-    last = start(tmp_path / "cut", *words, "--resume")
-    _, error = last.communicate()
-    assert last.returncode == 0, error
-    assert RunFolder.open(only_folder(tmp_path / "cut")).metrics() == whole.metrics()
-    assert len(list((tmp_path / "cut/runs/resume").iterdir())) == 1
+    words = ("--compile", "auto", *FEW)
+    whole = run(config(tmp_path, *words), progress="none").metrics()
+    cut_off(only_folder(tmp_path))
+    assert resume(tmp_path, *words) == 0
+    assert RunFolder.open(only_folder(tmp_path)).metrics() == whole
+    assert len(list((tmp_path / "runs/resume").iterdir())) == 1
 
 
 @pytest.mark.parametrize("value", ["always", "1"])

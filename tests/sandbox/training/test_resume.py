@@ -1,24 +1,24 @@
-"""A run that is killed goes on to the same bits; a checkpoint that does not fit, and a folder in use, are refused."""
+"""Refused: a finished run, a checkpoint that does not fit, a folder in use. Resumed: a run that was killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from firstorder.cli import main
 from lab.config.load import load
 from lab.recording import NonFiniteError
 from lab.records import RunFolder
 from sandbox.config import SandboxRun
 from sandbox.run import run
 from sandbox.training.engine import SandboxTrainingEngine
+from tests.forks import begin, end
 
 CONFIG = """
 name: resume
@@ -51,46 +51,21 @@ def only_folder(tmp_path: Path) -> Path:
     return next((tmp_path / "runs" / "resume").glob("*Z-*"))
 
 
-def start(tmp_path: Path, *words: str) -> subprocess.Popen:
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "firstorder", "train", str(tmp_path / "config.yaml")]
-    options = ["--output", str(tmp_path / "runs"), "--progress", "none", *words]
-    return subprocess.Popen(command + options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def resume(tmp_path: Path, *words: str) -> int:
+    """The exit code of `firstorder train --resume` for the config that `config` wrote."""
+    options = ["--output", str(tmp_path / "runs"), "--progress", "none", *words, "--resume"]
+    return main(["train", str(tmp_path / "config.yaml"), *options])
 
 
-def kill_when(process: subprocess.Popen, tmp_path: Path, lines: int) -> None:
+def kill_when(child: int, tmp_path: Path, lines: int) -> None:
     """Kills the process (-9) once its metrics have that many lines, wherever it then is in its next step."""
     for _ in range(12_000):
         files = list((tmp_path / "runs").glob("resume/*/metrics.jsonl"))
         if files and len(files[0].read_text().splitlines()) >= lines:
             break
-        assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
-def test_killed_runs_resume_to_the_same_bits(tmp_path):
-    """A real process killed twice, anywhere in a step, ends with the metrics and weights of one never stopped."""
-    (tmp_path / "whole").mkdir()
-    whole = run(config(tmp_path / "whole"), progress="none")
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    kill_when(start(cut), cut, lines=3)
-    kill_when(start(cut, "--resume"), cut, lines=8)
-    last = start(cut, "--resume")
-    _, errors = last.communicate(timeout=120)
-    assert last.returncode == 0, errors
-    resumed = RunFolder.open(only_folder(cut))
-    assert resumed.metrics() == whole.metrics()
-    assert [row["step"] for row in resumed.metrics()] == list(range(17))
-    a, b = whole.latest_checkpoint(), resumed.latest_checkpoint()
-    assert a.tensors.keys() == b.tensors.keys()
-    assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
-    assert json.loads((resumed.path / "verdict.json").read_text()) == json.loads(
-        (whole.path / "verdict.json").read_text()
-    )
+    os.kill(child, signal.SIGKILL)
+    assert end(child) == -signal.SIGKILL, (tmp_path / "log").read_text()
 
 
 PARTIAL = (
@@ -106,10 +81,10 @@ def test_a_killed_run_continues_its_partial_rollouts(tmp_path):
     whole = run(config(tmp_path / "whole", *PARTIAL), progress="none")
     cut = tmp_path / "cut"
     cut.mkdir()
-    kill_when(start(cut, *PARTIAL), cut, lines=5)
-    last = start(cut, *PARTIAL, "--resume")
-    _, errors = last.communicate(timeout=120)
-    assert last.returncode == 0, errors
+    config(cut)
+    words = ["train", str(cut / "config.yaml"), "--output", str(cut / "runs"), "--progress", "none", *PARTIAL]
+    kill_when(begin(lambda: main(words), cut / "log"), cut, lines=5)
+    assert resume(cut, *PARTIAL) == 0
     resumed = RunFolder.open(only_folder(cut))
     assert resumed.metrics() == whole.metrics()
     rows = whole.metrics()[1:]
@@ -121,14 +96,16 @@ def test_a_killed_run_continues_its_partial_rollouts(tmp_path):
     assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
 
 
-def test_a_finished_run_is_not_resumed(tmp_path):
+def test_a_finished_run_is_not_resumed(tmp_path, capsys):
     """--resume on a config whose newest run is finished is one line, exit code 2, and leaves the run as it is."""
-    run(config(tmp_path), progress="none")
-    process = start(tmp_path, "--resume")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    folder = run(config(tmp_path, "--num_steps", "2"), progress="none")
+    before = folder.metrics()
+    capsys.readouterr()
+    assert resume(tmp_path, "--num_steps", "2") == 2
+    errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "expected an unfinished run" in errors
+    assert folder.metrics() == before
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
