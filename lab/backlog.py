@@ -6,6 +6,7 @@ Letters: J responses in progress, A all their tokens, R all their routing rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
 
 PREFIX = "backlog."
-FINISHES = ("stop", "length", "abort")
+FINISHES: tuple[Literal["stop", "length", "abort"], ...] = ("stop", "length", "abort")
 
 
 def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ def _response(prompt: Prompt, tokens: Tensor, logp_mu: Tensor, version_T: Tensor
     is_response = torch.ones(len(tokens), dtype=torch.bool)
     # A response without a token has no version; nothing asks for it.
     oldest = min(versions, default=0)
-    return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)  # type: ignore[arg-type]
+    return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)
 
 
 __all__ = ["from_tensors", "to_tensors"]

@@ -25,9 +25,9 @@ from lab.traces import Trace
 from scaled.checks import check_config, open_task
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
-from theory.routing.measures import difference_counts
+from theory.divergences import discrepancy_metrics
+from theory.routing.measures import router_disagreement_by_layer
 from theory.routing.passes import PASSES, RoutingPlan
-from theory.routing.record import MISSING
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 
@@ -64,13 +64,13 @@ class ScoredDraw:
     """One batch of an engine, scored by the trainer: its sampled tokens, and metrics by registered name.
 
     `replayed_kl` is rollout_corr/k3_kl of the pass with mu's experts (R3 Eq. 8), in nats, None for a dense model.
-    `differing_routers` is the share of rows whose sets of experts differ in the natural pass, in [0, 1], by MoE layer.
+    `differing_routers` is the share of rows whose sets of experts differ in the natural pass, in [0, 1], by layer.
     """
 
     num_tokens: int
     metrics: dict[str, float]
     replayed_kl: float | None
-    differing_routers: tuple[float, ...]
+    differing_routers: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -155,16 +155,17 @@ def climb(
 
 
 def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None) -> ScoredDraw:
-    replayed_kl, share_L = None, torch.zeros(0)
+    replayed_kl, by_layer = None, {}
     if replayed is not None and rollouts.experts is not None and natural.natural is not None:
-        replayed_kl = old_pass_metrics(rollouts, replayed, PASSES["R3"])["rollout_corr/k3_kl"]
-        differences_RL = difference_counts(rollouts.experts, natural.natural)
-        share_L = (differences_RL > 0).sum(dim=0) / (differences_RL != MISSING).sum(dim=0)
+        batch = rollouts.padded()
+        under_r3 = discrepancy_metrics(replayed.logp_BT, batch.logp_mu_BT, batch.is_response_BT)
+        replayed_kl = under_r3["rollout_corr/k3_kl"]
+        by_layer = router_disagreement_by_layer(rollouts.experts, natural.natural)
     return ScoredDraw(
         num_tokens=sum(int(r.is_response.sum()) for r in rollouts.responses),
         metrics=old_pass_metrics(rollouts, natural, PASSES["none"]),
         replayed_kl=replayed_kl,
-        differing_routers=tuple(share_L.tolist()),
+        differing_routers=by_layer,
     )
 
 
@@ -205,4 +206,4 @@ def markdown(rungs: Sequence[Rung | Missing]) -> str:
     return table + "".join(f"{line}\n" for line in (["", *missing] if missing else []))
 
 
-__all__ = ["REPLAYED", "RUNGS", "ScoredDraw", "Missing", "Rung", "climb", "markdown"]
+__all__ = ["REPLAYED", "RUNGS", "Missing", "Rung", "ScoredDraw", "climb", "markdown"]

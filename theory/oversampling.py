@@ -23,9 +23,9 @@ from theory.streams import derive_seed
 
 
 class OpenGroups:
-    """The groups of an engine's call that have responses to come; `sampling` is that of the call.
+    """The groups of an engine's call whose responses have not all ended; `sampling` is that of the call.
 
-    Without `sampling.enough` a call is never over before its last response is.
+    Without `sampling.enough` a call ends with its last response.
     """
 
     def __init__(self, sampling: Sampling):
@@ -78,7 +78,7 @@ class StartedGroup:
 
 @dataclass(frozen=True)
 class Backlog:
-    """The state between two rollouts: the groups that go on, oldest first, and the number of the next new one."""
+    """The state between two rollouts: the groups that continue, oldest first, and the number of the next new one."""
 
     next_number: int
     groups: tuple[StartedGroup, ...] = ()
@@ -94,11 +94,11 @@ class Backlog:
 def first_complete(
     step: int, algorithm: Algorithm, engine: RolloutEngine, task: Task, seed: int, backlog: Backlog
 ) -> tuple[Rollouts, Float[Tensor, "P G"], dict[str, float], Backlog]:
-    """The first P groups to be complete, oldest first, with rewards and metrics; and what goes on after them.
+    """The first P groups to be complete, oldest first, with rewards and metrics; and the backlog after them.
 
     Group n has prompt `task.prompts(n, 1)`, and its response g draws from derive_seed(seed, "rollout", n, g): neither
-    depends on the steps that sample it. Dynamic sampling goes on until P groups with mixed rewards are complete, or the
-    rounds are used up, as in `theory.loop.collect`.
+    depends on the steps that sample it. Dynamic sampling continues until P groups with mixed rewards are complete, or
+    the rounds are used up, as in `theory.loop.collect`.
     """
     over = algorithm.oversampling
     assert over is not None
@@ -141,7 +141,7 @@ def first_complete(
 def split(
     groups: Sequence[StartedGroup], over: Oversampling, version: int
 ) -> tuple[list[StartedGroup], list[StartedGroup]]:
-    """The groups that may go on, and those given up: all under `drop`, else those that would be too stale at `version`.
+    """The groups that may continue, and those given up: all under `drop`, else those too stale at `version`.
 
     A group is given up whole, as its responses' rewards are compared.
     """
@@ -158,7 +158,7 @@ def continued(
 ) -> list[StartedGroup]:
     """The groups after one call of the engine, which ends once `enough` of them are complete.
 
-    No call is made where they are already.
+    Makes no call if enough are complete already.
     """
     need = enough - sum(group.is_complete for group in groups)
     if need <= 0:
@@ -205,7 +205,7 @@ def _prompt(group: StartedGroup, g: int) -> Prompt:
 def _grown(group: StartedGroup, rollouts: Rollouts, places: dict[int, int], sampling: Sampling) -> Rollouts:
     """The group's responses with the call's new parts, each at its place in the call."""
     if group.rollouts is None:
-        # The very responses of the engine, as a batch without earlier parts has them.
+        # Without an earlier part the engine's own responses need no joining.
         return rollouts.select([places[g] for g in sorted(places)])
     each = []
     for g in range(len(group.responses)):

@@ -57,12 +57,13 @@ def engines() -> dict[str, Engine]:
 
 
 def _engine(draws: list[dict[str, Any]]) -> Engine:
+    layers = zip(*(draw["differing_routers"].values() for draw in draws), strict=True)
     return Engine(
         num_tokens=sum(draw["num_tokens"] for draw in draws),
         kl=fmean(draw["metrics"][KL] for draw in draws),
         replayed_kl=fmean(draw["replayed_kl"] for draw in draws),
         tokens=fmean(draw["metrics"][TOKENS] for draw in draws),
-        by_layer=tuple(fmean(layer) for layer in zip(*(draw["differing_routers"] for draw in draws), strict=True)),
+        by_layer=tuple(fmean(layer) for layer in layers),
     )
 
 

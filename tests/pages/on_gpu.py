@@ -22,7 +22,11 @@ RESULTS = ROOT / "results/on_gpu"
 PAGE, PICTURE = ROOT / "docs/on-gpu.md", ROOT / "docs/images/on-gpu-memory.svg"
 RUNS, LADDER = Part(PAGE, "runs"), Part(PAGE, "ladder")
 
-DEMOS = {"BF16 engine, R3": "demo_r3", "FP8 engine (native), Pr3": "demo_fp8_pr3"}
+DEMOS = {
+    "BF16 engine, R3": "demo_r3",
+    "BF16 engine with CUDA graphs, R3": "demo_graphs",
+    "FP8 engine (native), Pr3": "demo_fp8_pr3",
+}
 STAGES = {
     "sampling": "timing_s/gen",
     "old pass": "timing_s/old_log_prob",
@@ -41,7 +45,7 @@ def metrics(name: str) -> list[dict[str, Any]]:
 
 
 def runs() -> str:
-    """Both runs of the demo's model: accuracy before and after, medians over steps of the mismatch and the times."""
+    """The runs of the demo's model: accuracy before and after, medians over steps of the mismatch and the times."""
     seconds = tuple(f"{stage}, s" for stage in STAGES)
     header = ("run", "steps", "held-out accuracy", "k3 KL(mu, old)", "routers that differ", *seconds)
     lines = []

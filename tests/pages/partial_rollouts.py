@@ -24,10 +24,12 @@ CORRECTIONS = {"": "none", "token_tis": "Token-TIS"}
 
 
 def summary(run: RunFolder) -> dict[str, Any]:
-    """One run: its dials, mean token lag, shares, accuracy before and after, and the step at which it collapsed."""
+    """One run: its dials, mean token lag, share of responses of several versions and of tokens dropped, accuracies, and
+    the step at which it collapsed."""
     config = yaml.safe_load((run.path / "config.yaml").read_text(encoding="utf-8"))
     first, *rows = run.metrics()
     over = config["algorithm"]["oversampling"] or {"extra_prompts": 0, "unfinished": "", "max_staleness": 0}
+    dropped = sum(row.get("sampling/dropped_tokens", 0.0) for row in rows)
     verdict = run.verdict()
     assert verdict is not None, f"{run.path}: expected a finished run, got one without a verdict"
     steps = [reason["step"] for reason in verdict["reasons"]] if verdict["verdict"] == "collapsed" else []
@@ -37,6 +39,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
         **over,
         "token_lag": fmean(row.get("staleness/token_lag_mean", 0.0) for row in rows),
         "mixed": fmean(row.get("staleness/mixed_response_fraction", 0.0) for row in rows),
+        "dropped": dropped / (dropped + sum(row["progress/num_tokens"] for row in rows)),
         "accuracy_before": first["eval/accuracy"],
         "accuracy_after": rows[-1]["eval/accuracy"],
         "collapsed_at": min(steps, default=None),
@@ -48,8 +51,8 @@ def table() -> str:
     """A line per setting: number of seeds, collapses and their steps, token lag, mixed responses, accuracy."""
     runs = pd.read_csv(FILE, keep_default_na=False, na_values={"collapsed_at": [""]})
     titles = (
-        "extra prompts", "unfinished", "correction", "token lag", "of several versions", "collapsed",
-        "held-out accuracy",
+        "extra prompts", "unfinished", "correction", "token lag", "of several versions",
+        "tokens dropped", "collapsed", "held-out accuracy",
     )  # fmt: skip
     lines = []
     for _, own in runs.groupby(["correction", "extra_prompts", "unfinished"]):
@@ -58,7 +61,8 @@ def table() -> str:
         at = f" (step {', '.join(map(str, fell))})" if fell else ""
         lines.append((
             str(first.extra_prompts), str(first.unfinished) or "–", CORRECTIONS[str(first.correction)],
-            f"{own.token_lag.mean():.2f}", f"{own.mixed.mean():.0%}", f"{len(fell)} of {len(own)}{at}",
+            f"{own.token_lag.mean():.2f}", f"{own.mixed.mean():.0%}", f"{own.dropped.mean():.0%}",
+            f"{len(fell)} of {len(own)}{at}",
             f"{own.accuracy_before.mean():.2f} to {own.accuracy_after.mean():.2f}",
         ))  # fmt: skip
     return markdown_table(titles, lines)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pandas as pd
+import pytest
 
 from tests.pages import deep_ladder
 from tests.pages.on_gpu import LADDER, RESULTS, RUNS, ladder, runs, spans
+from tests.pages.study import ROOT
 
 
 def test_the_tables_are_computed_from_the_measurements() -> None:
@@ -34,3 +36,12 @@ def test_a_prediction_can_fail() -> None:
     alike = deep_ladder.Engine(num_tokens=1, kl=1e-3, replayed_kl=1e-3, tokens=0.5, by_layer=(0.2,) * 24)
     found = dict.fromkeys(deep_ladder.COLOURS, alike)
     assert not any(predicted.test(found)[0] for predicted in deep_ladder.PREDICTIONS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/on-gpu.md"])
+def test_sentences_have_the_numbers_of_the_tables(page: str) -> None:
+    """The sentences on half of Qwen3-30B-A3B have its shares of routers, and the shares of KL that R3 removes."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in (deep_ladder.BF16, deep_ladder.FP8):
+        engine = deep_ladder.engines()[name]
+        assert f"{engine.routers:.0%}" in text and f"{engine.removed:.0%}" in text

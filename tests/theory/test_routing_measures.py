@@ -17,6 +17,7 @@ from theory.routing.measures import (
     route_kl,
     route_tv,
     router_disagreement,
+    router_disagreement_by_layer,
     router_level_histogram,
     routing_metrics,
     sequence_level_histogram,
@@ -247,3 +248,16 @@ def test_counts_of_rows_in_blocks_are_those_of_sets(num_experts, num_slots, monk
             expected = -1 if -1 in left | right else num_slots - len(left & right)
             assert difference_counts(a, b)[row, layer] == expected
     assert len(difference_counts(a, b).unique()) > 2
+
+
+@given(seeds, num_rows_lists)
+def test_a_layer_by_itself_is_a_record_of_that_layer(seed: int, num_rows: list[int]) -> None:
+    """The disagreement by layer is that of records cut to one layer; a layer without a row in both is left out."""
+    a, b = draw_record(seed, num_rows, 2, num_missing=1), draw_record(seed + 1, num_rows, 2)
+    found = router_disagreement_by_layer(a, b)
+    for column, number in enumerate(LAYERS):
+        cut = [RoutingRecord(r.experts[:, [column]], r.offsets, (number,), r.num_experts) for r in (a, b)]
+        if bool((difference_counts(*cut) != MISSING).any()):
+            assert found[number] == pytest.approx(router_disagreement(*cut), rel=1e-6)
+        else:
+            assert number not in found

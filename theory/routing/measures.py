@@ -155,6 +155,13 @@ def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> flo
     return (num - int(num_d[0])) / num
 
 
+def router_disagreement_by_layer(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[int, float]:
+    """`router_disagreement` of each layer that has a row in both records, in [0, 1], by its number."""
+    d_RL = difference_counts(record_a, record_b)
+    shares_L = (d_RL > 0).sum(dim=0) / (d_RL != MISSING).sum(dim=0)  # NaN where a layer has no row in both
+    return {n: share for n, share in zip(record_a.layer_numbers, shares_L.tolist(), strict=True) if share == share}
+
+
 def _num_routers(record: RoutingRecord) -> int:
     return sum(record.num_rows_B) * len(record.layer_numbers)
 
