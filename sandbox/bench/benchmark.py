@@ -108,11 +108,7 @@ class BenchmarkResult:
 
 
 def benchmark(
-    work: Work,
-    threads: int,
-    rounds: int,
-    report: Callable[[str], None] = lambda line: None,
-    kernels: Kernels = EAGER,
+    work: Work, threads: int, rounds: int, report: Callable[[str], None] = lambda line: None, kernels: Kernels = EAGER
 ) -> BenchmarkResult:
     """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` gets progress lines.
 

@@ -34,15 +34,7 @@ from theory.exact.estimator import Estimate, Problem, estimate
 from theory.exact.groups import Group
 from theory.objectives import Objective, ratios
 from theory.objectives.aggregations import token_sum
-from theory.objectives.corrections import (
-    Correction,
-    IcePop,
-    NoCorrection,
-    PrefixTIS,
-    SeqTIS,
-    TokenIS,
-    TokenTIS,
-)
+from theory.objectives.corrections import Correction, IcePop, NoCorrection, PrefixTIS, SeqTIS, TokenIS, TokenTIS
 from theory.objectives.trust_regions import MinClip, MiniRLMask, NoRegion, TrustRegion
 
 # ---- bias ------------------------------------------------------------------------------------------------------------

@@ -20,14 +20,7 @@ from theory.exact.centred import response_gradients
 from theory.exact.groups import Classes, Group, Moments, classes, moments
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
-from theory.exact.settling import (
-    at_nodes,
-    baselines,
-    log_mean,
-    require_group,
-    require_routers,
-    within_budget,
-)
+from theory.exact.settling import at_nodes, baselines, log_mean, require_group, require_routers, within_budget
 from theory.exact.tree import Paths, PrefixTree
 from theory.objectives import Objective, Totals
 

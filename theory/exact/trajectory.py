@@ -94,11 +94,7 @@ def mean_entropy(forest: Forest, logp: Edges) -> float:
 
 
 def observe(
-    task: ExactTask,
-    policy: MovablePolicy,
-    updates: Sequence[Update],
-    centred: bool = False,
-    has_variance: bool = True,
+    task: ExactTask, policy: MovablePolicy, updates: Sequence[Update], centred: bool = False, has_variance: bool = True
 ) -> dict[str, float]:
     """Every column at `policy`, about to follow the mean of the updates' gradients, less their drift where `centred`.
 
