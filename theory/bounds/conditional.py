@@ -22,7 +22,7 @@ from torch import Tensor
 from theory.bounds.bound import Bound
 from theory.bounds.gradient import centred, fisher_eigenvalue, gap, target
 from theory.bounds.steps import after, around, conditionals, depth_kl, edge_norms
-from theory.exact.estimator import Problem
+from theory.exact.problem import Problem
 
 
 def prefix_gap(problem: Problem) -> Float[Tensor, " Q"]:

@@ -30,8 +30,9 @@ from theory.bounds.weights import (
     token_chi2,
     token_excess,
 )
-from theory.exact.estimator import Estimate, Problem, estimate
+from theory.exact.estimator import Estimate, estimate
 from theory.exact.groups import Group
+from theory.exact.problem import Problem
 from theory.objectives import Objective, ratios
 from theory.objectives.aggregations import token_sum
 from theory.objectives.corrections import Correction, IcePop, NoCorrection, PrefixTIS, SeqTIS, TokenIS, TokenTIS

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from theory import divergences
 from theory.exact.engines import MovablePolicy, mean_kl
-from theory.exact.estimator import Estimate, Problem, expected_reward, true_gradient
+from theory.exact.estimator import Estimate
 from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.levels import Edges, token_kl
 from theory.exact.noise import variance
+from theory.exact.problem import Problem, expected_reward, true_gradient
 
 COLUMNS: dict[str, str] = {
     "reward": "J(pi) = E_pi[R], in units of reward",
