@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
         ...
 
     def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
-        """The ids of a user message and the messages before it in the model's chat template, up to where the answer starts.
+        """The ids of a user message and those before it, in the model's chat template, up to where the answer starts.
 
         ValueError where there is no template, or where it refuses these messages.
         """
