@@ -256,16 +256,9 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        title=title,
-        xaxis_title=x,
-        yaxis_title=y,
-        height=HEIGHT,
-        template="plotly_white",
-        margin={"l": 70, "r": 20, "t": 60, "b": 60},
-    )
-    return figure
+    margin = {"l": 70, "r": 20, "t": 60, "b": 60}
+    layout = {"title": title, "height": HEIGHT, "template": "plotly_white", "margin": margin}
+    return go.Figure().update_layout(**layout, xaxis_title=x, yaxis_title=y)
 
 
 def _scale(values: Sequence[Number], is_log: bool) -> Scale:

@@ -68,7 +68,8 @@ class RunFolder:
         """The run folder at `path`; ValueError if there is none (a run folder holds config.yaml)."""
         path = Path(path)
         if not (path / "config.yaml").is_file():
-            raise ValueError(f"{path}: expected a run folder (with config.yaml), got {_what_is(path)}")
+            got = ("a folder without it" if path.is_dir() else "a file") if path.exists() else "nothing there"
+            raise ValueError(f"{path}: expected a run folder (with config.yaml), got {got}")
         return RunFolder(path)
 
     @staticmethod
@@ -289,12 +290,6 @@ def _by_age(parent: Path, pattern: str) -> list[Path]:
 
 def _step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _what_is(path: Path) -> str:
-    if not path.exists():
-        return "nothing there"
-    return "a folder without it" if path.is_dir() else "a file"
 
 
 def _json(value: Mapping[str, Any]) -> str:
