@@ -22,7 +22,7 @@ FINISHES: tuple[Literal["stop", "length", "abort"], ...] = ("stop", "length", "a
 
 
 def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
-    """The backlog by name, or nothing for None; prompts are left out, as the groups' numbers name them."""
+    """The backlog's tensors by name, empty for None; prompts are left out, because the groups' numbers name them."""
     if backlog is None:
         return {}
     found = {"next_number": torch.tensor([backlog.next_number])}
@@ -49,7 +49,7 @@ def _response_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
         "tokens": torch.cat([r.tokens for r in each]),
         "logp_mu": torch.cat([r.logp_mu for r in each]),
         "versions": torch.cat([r.version_T for r in each]),
-        # A float, which JSON and safetensors keep exactly only as float64.
+        # Python's floats are float64: a narrower type would round it.
         "temperature": torch.tensor([rollouts.temperature], dtype=torch.float64),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from lab.files import disk_errors
+from lab.files import RecordError, atomic_folder, disk_errors, sync_file, write_synced
 
 STATE, SHARDED = "state.json", "sharded.json"
 """The file of a checkpoint that is written last, by kind; its presence marks the checkpoint as complete."""
@@ -95,6 +95,36 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
 
 
+def write_checkpoint(path: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Writes the folder `path`, whole or not at all: tensors.safetensors, and state.json with both parts' SHA-256."""
+    # Clones, because safetensors refuses tensors that share memory (tied weights).
+    data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+    body = {"step": step, "state": dict(state)}
+    parts = {"tensors_sha256": sha256(data), "state_sha256": sha256(canonical(body)), **body}
+    with atomic_folder(path) as folder:
+        write_synced(folder / "tensors.safetensors", data)
+        write_synced(folder / STATE, (json.dumps(parts, indent=2, allow_nan=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def shards_written(path: Path, step: int) -> Iterator[Path]:
+    """A folder to fill in the block, which then becomes `path`: files are flushed, their sizes go into sharded.json.
+
+    Raises RecordError where the block left no file.
+    """
+    with atomic_folder(path) as folder:
+        yield folder
+        with disk_errors(path):
+            files = sorted(p for p in folder.rglob("*") if p.is_file())
+            if not files:  # the ranks wrote to other disks: keep the former checkpoints
+                raise RecordError(f"cannot write {path}: expected files in a folder that all machines share, got none")
+            for file in files:
+                sync_file(file)
+            sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+        # Last, as it marks the checkpoint as complete.
+        write_synced(folder / SHARDED, (json.dumps({"step": step, "bytes": sizes}, indent=2) + "\n").encode())
+
+
 def canonical(value: Mapping[str, Any]) -> bytes:
     """The canonical JSON text of a state, of which its checksum is taken."""
     return json.dumps(value, sort_keys=True, allow_nan=False).encode()
@@ -111,5 +141,5 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-__all__ = ["SHARDED", "STATE", "Checkpoint", "ShardedCheckpoint", "canonical", "newest"]
-__all__ += ["read_checkpoint", "read_shards", "sha256", "sha256_of_file"]
+__all__ = ["SHARDED", "STATE", "Checkpoint", "ShardedCheckpoint", "newest", "read_checkpoint", "read_shards"]
+__all__ += ["sha256_of_file", "shards_written", "write_checkpoint"]

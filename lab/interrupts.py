@@ -67,7 +67,7 @@ def held() -> Iterator[None]:
                     signal.signal(signum, lambda number, _: waiting.append(number))
             yield
     finally:
-        if waiting:  # the former handlers are back, so the caller's takes it
+        if waiting:  # the former handlers are back, so that the caller's own takes the signal
             signal.raise_signal(waiting[0])
 
 

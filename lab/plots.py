@@ -125,13 +125,11 @@ def stacks(
             hovertemplate="%{x:.3g}",
         )
     for name, limit in limits.items():
-        at = categories.index(name)
-        figure.add_shape(
-            type="line", x0=limit, x1=limit, y0=at - 0.45, y1=at + 0.45, line={"color": "#333333", "dash": "dot"}
-        )
-        figure.add_annotation(
-            x=limit, y=at + 0.45, text=f"limit {number(float(limit))}", showarrow=False, yanchor="bottom"
-        )
+        low, high = categories.index(name) - 0.45, categories.index(name) + 0.45
+        dotted = {"color": "#333333", "dash": "dot"}
+        figure.add_shape(type="line", x0=limit, x1=limit, y0=low, y1=high, line=dotted)
+        text = f"limit {number(float(limit))}"
+        figure.add_annotation(x=limit, y=high, text=text, showarrow=False, yanchor="bottom")
     return figure.update_layout(barmode="stack", legend={"orientation": "h", "y": -0.25})
 
 
@@ -155,9 +153,8 @@ def heat(
     if texts is not None and [len(row) for row in texts] != [len(row) for row in values]:
         raise ValueError(f"texts: expected {shape[0]} rows of {shape[1]}, got {[len(row) for row in texts]}")
     if shape != (len(rows), len(columns)):
-        raise ValueError(
-            f"expected values of {len(rows)} rows and {len(columns)} columns, got {shape[0]} and {shape[1]}"
-        )
+        wanted = f"{len(rows)} rows and {len(columns)} columns"
+        raise ValueError(f"expected values of {wanted}, got {shape[0]} and {shape[1]}")
     # One limit on both sides, so that 0 is white.
     largest = max((abs(value) for row in values for value in row if value is not None), default=0.0) or 1.0
     figure = _figure(title, x, y)
@@ -193,9 +190,8 @@ def clouds(series: Mapping[str, tuple[Sequence[Number], Sequence[Number]]], *, t
     for index, (name, (at, values)) in enumerate(series.items()):
         marker = {"size": 4, "opacity": 0.5, "color": PALETTE[index % len(PALETTE)].line}
         figure.add_scatter(x=list(at), y=list(values), name=name, mode="markers", marker=marker)
-    figure.add_shape(
-        type="line", x0=low, y0=low, x1=high, y1=high, layer="below", line={"color": "#999999", "width": 1}
-    )
+    grey = {"color": "#999999", "width": 1}
+    figure.add_shape(type="line", x0=low, y0=low, x1=high, y1=high, layer="below", line=grey)
     return figure.update_layout(height=600, hovermode="closest")
 
 
@@ -226,24 +222,27 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
     from IPython.display import display
     from ipywidgets import Dropdown, HBox, Layout, SelectionSlider
 
+    selectors: dict[str, Any] = {}
     for name, options in choices.items():
         if not len(options):
             raise ValueError(f"{name}: expected at least 1 choice, got 0")
-    selectors: dict[str, Any] = {}
-    for name, options in choices.items():
         is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in options)
         shown = [(number(one), one) for one in sorted(options)] if is_number else [(str(one), one) for one in options]
         kind = SelectionSlider if is_number else Dropdown
         style = {"description_width": "initial"}
         selectors[name] = kind(options=shown, value=options[0], description=name, style=style)
     display(HBox([*selectors.values()], layout=Layout(flex_flow="row wrap")))
+
+    def drawn() -> dict[str, Any]:
+        return draw(*(s.value for s in selectors.values()))._repr_mimebundle_()
+
     # As a MIME bundle: a figure that displays itself gives no handle to redraw it by.
-    handle = display(_bundle(draw(*(s.value for s in selectors.values()))), raw=True, display_id=True)
+    handle = display(drawn(), raw=True, display_id=True)
     if handle is None:
         raise ValueError("dials: expected a notebook's kernel to show a figure in, got plain Python")
 
     def redraw(_: object) -> None:
-        bundle = _bundle(draw(*(s.value for s in selectors.values())))
+        bundle = drawn()
         # JupyterLab's plotly renderer ignores a second figure in its place; an empty text removes the first one.
         handle.update({"text/plain": ""}, raw=True)
         handle.update(bundle, raw=True)
@@ -257,16 +256,9 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
 
 
 def _figure(title: str, x: str, y: str) -> go.Figure:
-    figure = go.Figure()
-    figure.update_layout(
-        title=title,
-        xaxis_title=x,
-        yaxis_title=y,
-        height=HEIGHT,
-        template="plotly_white",
-        margin={"l": 70, "r": 20, "t": 60, "b": 60},
-    )
-    return figure
+    margin = {"l": 70, "r": 20, "t": 60, "b": 60}
+    layout = {"title": title, "height": HEIGHT, "template": "plotly_white", "margin": margin}
+    return go.Figure().update_layout(**layout, xaxis_title=x, yaxis_title=y)
 
 
 def _scale(values: Sequence[Number], is_log: bool) -> Scale:
@@ -298,20 +290,5 @@ def _area(name: str, band: Mapping[Number, tuple[Number, Number]], ink: str, x: 
     )
 
 
-def _bundle(figure: go.Figure) -> dict[str, Any]:
-    return figure._repr_mimebundle_()
-
-
-__all__ = [
-    "Log",
-    "Series",
-    "bars",
-    "clouds",
-    "dials",
-    "heat",
-    "lines",
-    "of_report",
-    "quartiles_of",
-    "series_of",
-    "stacks",
-]
+__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "of_report"]
+__all__ += ["quartiles_of", "series_of", "stacks"]

@@ -17,7 +17,8 @@ import torch
 from lab.config.run import RunConfig
 from lab.interrupts import held
 from lab.progress import ProgressLines
-from lab.records import RESERVED, RunFolder
+from lab.records import RunFolder
+from lab.run_files import RESERVED
 from lab.traces import Trace
 from theory import metrics as registry
 from theory.loop import StepResult

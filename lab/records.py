@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import numbers
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +16,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from torch import Tensor
 
 from lab.checkpoints import (
@@ -26,32 +23,18 @@ from lab.checkpoints import (
     STATE,
     Checkpoint,
     ShardedCheckpoint,
-    canonical,
     newest,
     read_checkpoint,
     read_shards,
-    sha256,
     sha256_of_file,
+    shards_written,
+    write_checkpoint,
 )
-from lab.files import (
-    TEMPORARY,
-    RecordError,
-    append_line,
-    atomic_folder,
-    atomic_write,
-    disk_errors,
-    exclusive,
-    sync_file,
-    whole_lines,
-    write_synced,
-)
+from lab.files import TEMPORARY, RecordError, append_line, atomic_write, disk_errors, exclusive
 from lab.manifest import manifest
-from lab.run_files import MetricsRow, StoredManifest, StoredVerdict, read_stored
-from lab.strict import validate_json
+from lab.run_files import StoredManifest, StoredVerdict, metrics_line, read_rows, read_stored
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
-
-RESERVED = ("step", "non_finite")
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,8 @@ class RunFolder:
         """The run folder at `path`; ValueError if there is none (a run folder holds config.yaml)."""
         path = Path(path)
         if not (path / "config.yaml").is_file():
-            raise ValueError(f"{path}: expected a run folder (with config.yaml), got {_what_is(path)}")
+            got = ("a folder without it" if path.is_dir() else "a file") if path.exists() else "nothing there"
+            raise ValueError(f"{path}: expected a run folder (with config.yaml), got {got}")
         return RunFolder(path)
 
     @staticmethod
@@ -162,12 +146,7 @@ class RunFolder:
         JSON has no NaN and no infinity: such a value is written as null and its name is listed under `non_finite`.
         A torn line that a killed process left behind is removed first; a full disk leaves the others as they were.
         """
-        values = {name: _number(name, value) for name, value in metrics.items()}
-        non_finite = [name for name, value in values.items() if not math.isfinite(value)]
-        line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(non_finite)}
-        if non_finite:
-            line["non_finite"] = non_finite
-        append_line(self.path / "metrics.jsonl", json.dumps(line, allow_nan=False).encode())
+        append_line(self.path / "metrics.jsonl", metrics_line(step, metrics))
 
     def append_timing(self, step: int, seconds: Mapping[str, float]) -> None:
         """Adds the seconds of one global step to timing.jsonl; metrics.jsonl repeats to the bit, and times do not."""
@@ -176,21 +155,12 @@ class RunFolder:
 
     def timing(self) -> dict[int, dict[str, Any]]:
         """The lines of timing.jsonl by step, the last of each (a resumed run repeats some); none without a file."""
-        found: dict[int, dict[str, Any]] = {}
-        for number, line in enumerate(whole_lines(self.path / "timing.jsonl"), start=1):
-            validate_json(MetricsRow, line, f"{self.path / 'timing.jsonl'}, line {number}")
-            record = json.loads(line)
-            found[record["step"]] = record
-        return found
+        return {record["step"]: record for _, record in read_rows(self.path / "timing.jsonl")}
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, steps ascending; without a torn last line; ValueError for any other bad line."""
-        path = self.path / "metrics.jsonl"
         records: list[dict[str, Any]] = []
-        for number, line in enumerate(whole_lines(path), start=1):
-            where = f"{path}, line {number}"
-            validate_json(MetricsRow, line, where)
-            record = json.loads(line)  # plain values: the model would turn integers into floats
+        for where, record in read_rows(self.path / "metrics.jsonl"):
             if records and record["step"] <= records[-1]["step"]:
                 before = records[-1]["step"]
                 raise ValueError(f"{where}: step: expected one above {before} of the line before, got {record['step']}")
@@ -227,16 +197,8 @@ class RunFolder:
         `state` holds JSON values only (JSON keeps every float64 exactly). The folder appears whole, with the SHA-256 of
         both parts inside, so that `latest_checkpoint` can recognise a damaged one.
         """
-        if keep < 1:
-            raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
-        # Clones, because safetensors refuses tensors that share memory (tied weights).
-        data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
-        body = {"step": step, "state": dict(state)}
-        parts = {"tensors_sha256": sha256(data), "state_sha256": sha256(canonical(body)), **body}
-        path = self._new_checkpoint(step)
-        with atomic_folder(path) as folder:
-            write_synced(folder / "tensors.safetensors", data)
-            write_synced(folder / STATE, _json(parts).encode())
+        path = self._new_checkpoint(step, keep)
+        write_checkpoint(path, step, tensors, state)
         self._prune(keep)
         return path
 
@@ -264,7 +226,7 @@ class RunFolder:
         """
         with self.sharded(step, keep) as folder:
             write(folder)
-        return self._new_checkpoint(step)
+        return self._new_checkpoint(step, keep)
 
     @contextlib.contextmanager
     def sharded(self, step: int, keep: int = 2) -> Iterator[Path]:
@@ -272,22 +234,8 @@ class RunFolder:
 
         It then appears whole: files are flushed to the disk, their sizes go into sharded.json, and it is renamed.
         """
-        if keep < 1:
-            raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
-        path = self._new_checkpoint(step)
-        with atomic_folder(path) as folder:
+        with shards_written(self._new_checkpoint(step, keep), step) as folder:
             yield folder
-            with disk_errors(path):
-                files = sorted(p for p in folder.rglob("*") if p.is_file())
-                if not files:  # the ranks wrote to other disks: keep the former checkpoints
-                    raise RecordError(
-                        f"cannot write {path}: expected files in a folder that all machines share, got none"
-                    )
-                for file in files:
-                    sync_file(file)
-                sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-            # Last, as it marks the checkpoint as complete.
-            write_synced(folder / SHARDED, _json({"step": step, "bytes": sizes}).encode())
         self._prune(keep)
 
     def latest_sharded_checkpoint(self) -> ShardedCheckpoint | None:
@@ -309,8 +257,10 @@ class RunFolder:
         paths = (self.path / "rollouts").glob("step-*.safetensors")
         return sorted((path for path in paths if re.fullmatch(r"step-\d+", path.stem)), key=_step_of)
 
-    def _new_checkpoint(self, step: int) -> Path:
-        """The path of a step's checkpoint."""
+    def _new_checkpoint(self, step: int, keep: int) -> Path:
+        """The path of a step's checkpoint, beside which `keep` - 1 older ones are kept."""
+        if keep < 1:
+            raise ValueError(f"keep: expected at least 1 checkpoint, got {keep}")
         path = self.path / "checkpoints" / f"step-{step:06d}"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -338,23 +288,8 @@ def _by_age(parent: Path, pattern: str) -> list[Path]:
     return sorted(config.parent for config in parent.glob(f"{pattern}/config.yaml"))
 
 
-def _number(name: str, value: object) -> float | int:
-    """The metric's value as a plain number; ValueError for a reserved name or a value that is no number."""
-    if name in RESERVED:
-        raise ValueError(f"metric name {name!r} is reserved")
-    if not isinstance(value, numbers.Real):
-        raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
 def _step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
-
-
-def _what_is(path: Path) -> str:
-    if not path.exists():
-        return "nothing there"
-    return "a folder without it" if path.is_dir() else "a file"
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -5,13 +5,20 @@ Only the keys that readers rely on are required, and others are kept, so that ru
 
 from __future__ import annotations
 
+import json
+import math
+import numbers
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pydantic
 
-from lab.files import disk_errors
+from lab.files import disk_errors, whole_lines
 from lab.strict import validate_json
+
+RESERVED = ("step", "non_finite")
+"""The names in a line of metrics.jsonl that are no metrics."""
 
 MOST_STEPS = 10**12
 """Largest valid number of a step; no figure could draw a larger one."""
@@ -106,6 +113,32 @@ class StoredConfig(_Stored):
 Stored = TypeVar("Stored", bound=_Stored)
 
 
+def metrics_line(step: int, metrics: Mapping[str, float | int]) -> bytes:
+    """One line of metrics.jsonl; ValueError for a reserved name and for a value that is no number."""
+    values = {name: _number(name, value) for name, value in metrics.items()}
+    non_finite = [name for name, value in values.items() if not math.isfinite(value)]
+    line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(non_finite)}
+    if non_finite:
+        line["non_finite"] = non_finite
+    return json.dumps(line, allow_nan=False).encode()
+
+
+def _number(name: str, value: object) -> float | int:
+    if name in RESERVED:
+        raise ValueError(f"metric name {name!r} is reserved")
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The checked lines of metrics.jsonl or timing.jsonl, each with its place for an error; without a torn last one."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        where = f"{path}, line {number}"
+        validate_json(MetricsRow, line, where)
+        yield where, json.loads(line)  # plain values: the model would turn integers into floats
+
+
 def read_stored(path: Path, kind: type[Stored]) -> dict[str, Any] | None:
     """The file's JSON object as it stands, without defaults; None where there is no file, ConfigError for a misfit."""
     if not path.is_file():
@@ -115,4 +148,5 @@ def read_stored(path: Path, kind: type[Stored]) -> dict[str, Any] | None:
     return validate_json(kind, data, str(path)).model_dump(exclude_unset=True)
 
 
-__all__ = ["MetricsRow", "StoredConfig", "StoredEvent", "StoredManifest", "StoredVerdict", "read_stored"]
+__all__ = ["RESERVED", "StoredConfig", "StoredEvent", "StoredManifest", "StoredVerdict"]
+__all__ += ["metrics_line", "read_rows", "read_stored"]

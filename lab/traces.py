@@ -45,7 +45,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -253,8 +252,10 @@ class Trace:
             pass  # the reasons why it cannot be read come before those why it is no trace
         try:
             # Mapped, not read: the system may drop the pages of a trace that is larger than memory.
-            tensors = safetensors.torch.load_file(path)
-            metadata = _metadata(path)
+            with safetensors.safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            _check_metadata(metadata)
             _check_names(tensors)
             layers = metadata.get("layer_numbers", "")
             return Trace(
@@ -288,19 +289,14 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; ValueError unless it is a trace of this version."""
-    # safetensors.torch.load_file drops the metadata; the header is JSON after its own length in 8 bytes.
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    metadata = header.get("__metadata__", {})
+def _check_metadata(metadata: dict[str, str]) -> None:
+    """Raises ValueError unless the metadata of a safetensors file are those of a trace of this version."""
     if metadata.get("schema") != SCHEMA:
         raise ValueError(f"expected a trace (schema {SCHEMA!r} in the metadata), got {metadata.get('schema')!r}")
     if metadata.get("version") != VERSION:
         raise ValueError(f"expected trace version {VERSION!r}, got {metadata.get('version')!r}")
     if not metadata.get("step", "").isdigit():
         raise ValueError(f"expected a step in the metadata, got {metadata.get('step')!r}")
-    return metadata
 
 
 def _temperature(text: str | None) -> float | None:

@@ -60,10 +60,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one global step: registered metrics, and the data behind them (for traces).
-
-    `backlog` is `Collected.backlog`, which the next step takes.
-    """
+    """The result of one global step: registered metrics, the data behind them (for traces), the next step's backlog."""
 
     metrics: dict[str, float]
     rollouts: Rollouts
@@ -109,7 +106,7 @@ def global_step(
 
 def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> StepResult:
     """The part of a global step that trains: old pass, then N gradient passes; the engines keep their weights."""
-    rollouts, rewards_PG = collected.rollouts, collected.rewards_PG
+    rollouts, rewards_PG, objective = collected.rollouts, collected.rewards_PG, algorithm.objective
     old = old_pass(step, algorithm, learner, collected, seed)
     if algorithm.passes.rollout == "predicted" and old.teacher is None:
         raise ValueError(f"replay mode {algorithm.mode} learns from the rollout engine's router features, got none")
@@ -127,7 +124,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
         labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
     lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
-    advantages_B, advantages_BT = given_advantages(algorithm.objective, rollouts, labels_PG, lengths_PG, old.scores)
+    advantages_B, advantages_BT = given_advantages(objective, rollouts, labels_PG, lengths_PG, old.scores)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)
@@ -135,12 +132,9 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
         plan = old.gradient.select(chosen)
         if advantages_BT is not None:
-            T = minibatch.logp_old_BT.shape[1]
-            minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, :T])
-        minibatch, objective = prepared(
-            algorithm.objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen
-        )
-        updates.append((minibatch, learner.update(minibatch, objective, plan)))
+            minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, : minibatch.logp_old_BT.shape[1]])
+        minibatch, bounded = prepared(objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen)
+        updates.append((minibatch, learner.update(minibatch, bounded, plan)))
     # The cached routes in the order in which the updates took the responses.
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
@@ -148,7 +142,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         None if old.cached is None else old.cached.select(order),
         None if old.cached_logits is None else old.cached_logits.select(order),
     )
-    metrics |= drift_metrics(algorithm.objective, updates)
+    metrics |= drift_metrics(objective, updates)
     return StepResult(metrics, rollouts, rewards_B, old.scores, collected.backlog)
 
 
@@ -199,13 +193,12 @@ def collect(
     groups = (mixed + uniform)[:P]
     kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for *_, rewards_G in groups)
     metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
-    rewards_PG = torch.stack([rewards_G for *_, rewards_G in groups])
     # One select per batch, so that a batch whose groups are all kept is not copied.
     parts = [
         batches[n].select([p * G + g for _, p, _ in own for g in range(G)])
         for n, own in groupby(groups, key=lambda group: group[0])
     ]
-    return Collected(Rollouts.concat(parts), rewards_PG, metrics)
+    return Collected(Rollouts.concat(parts), torch.stack([rewards_G for *_, rewards_G in groups]), metrics)
 
 
 def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> OldPass:
@@ -213,13 +206,11 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
 
     Raises ValueError where the mode or the objective needs what the engines did not record.
     """
-    passes, rollouts = algorithm.passes, collected.rollouts
+    passes, rollouts, objective = algorithm.passes, collected.rollouts, algorithm.objective
     if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
-    if algorithm.objective.centering != "none" and rollouts.top is None:
-        raise ValueError(
-            f"centering {algorithm.objective.centering} needs mu's likeliest tokens from the rollout engine, got none"
-        )
+    if objective.centering != "none" and rollouts.top is None:
+        raise ValueError(f"centering {objective.centering} needs the rollout engine's likeliest tokens, got none")
     predictor = learner.predictor_weights()
     if passes.trains_predictor and not predictor:
         raise ValueError(f"replay mode {algorithm.mode} needs a training engine with a predictor, got none")
@@ -234,12 +225,12 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         )
     else:
         plan = RoutingPlan("natural", feature_rows=rows)
-    if algorithm.objective.uses_router_shift:
+    if objective.uses_router_shift:
         # RSPO compares the routers on the experts that this pass uses.
         plan = replace(plan, scored="used")
     scores = learner.score(rollouts, plan)
-    if algorithm.objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):
-        floor = f"router_shift_floor {algorithm.objective.router_shift_floor:g}"
+    if objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):
+        floor = f"router_shift_floor {objective.router_shift_floor:g}"
         raise ValueError(f"{floor} needs the old pass's router scores, got none (a dense model has no router)")
 
     cached = rollouts.experts if passes.gradient == "replay_rollout" else scores.experts
@@ -256,7 +247,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         gradient = RoutingPlan("natural", feature_rows=rows)
     else:
         gradient = RoutingPlan("replay", record=cached, feature_rows=rows)
-    logp_ref_BT = learner.score_reference(rollouts) if algorithm.objective.kl_coefficient > 0 else None
+    logp_ref_BT = learner.score_reference(rollouts) if objective.kl_coefficient > 0 else None
     if cached_logits is not None:
         # Only its logits are compared later; the hidden states would keep memory.
         cached_logits = replace(cached_logits, hidden=None)
@@ -275,8 +266,7 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
 
 
 def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
-    """N lists of response indices: whole groups, in an order drawn from the named stream of this step (as they came, if
-    N is 1)."""
+    """N lists of response indices: whole groups, in an order drawn from the step's stream; as they came if N = 1."""
     P, G, N = algorithm.num_prompts, algorithm.num_responses, algorithm.num_minibatches
     if N == 1:
         return [list(range(P * G))]

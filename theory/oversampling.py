@@ -125,6 +125,7 @@ def first_complete(
             break
     batch = (mixed + uniform)[:P]
     rewards_PG = torch.stack([rewards_G for _, rewards_G in batch])
+    # Spare groups of equal rewards are in neither list: without an advantage they would teach nothing later either.
     left = [*(group for group, _ in mixed[P:]), *waiting]
     kept, given_up = split(sorted(left, key=lambda group: group.number), over, step + 1)
     metrics = {

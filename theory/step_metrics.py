@@ -93,9 +93,7 @@ def _some(routing: Mapping[str, float], *names: str) -> dict[str, float]:
 
 
 def update_metrics(
-    updates: Sequence[tuple[MiniBatch, UpdateStats]],
-    cached: RoutingRecord | None,
-    cached_logits: RouterFeatures | None,
+    updates: Sequence[tuple[MiniBatch, UpdateStats]], cached: RoutingRecord | None, cached_logits: RouterFeatures | None
 ) -> dict[str, float]:
     """The metrics of the N updates: means, staleness of old against pi, and cached routes against pi's live ones.
 

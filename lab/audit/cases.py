@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.audit.config import AuditConfig, DiscrepancyBlock, LinearPolicies, TabularPolicies
-from theory.exact.estimator import Problem, true_gradient
 from theory.exact.levels import REWARDS, Edges, disturbed, logit_noise, scale_at, token_kl
 from theory.exact.policies import FEATURES, LinearPolicy, TabularPolicy
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
 

@@ -44,7 +44,7 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
     choices = _choices(frame)
     drawn = _drawn(frame, found, series, labels, choices)
     maps = _maps(config, frame)
-    # Reversed, so that of each id the first slice's figure stays.
+    # Reversed, so that each id keeps the figure of its first slice.
     seen = {figure.id: figure for figure, _ in reversed(drawn)}
     own = [seen[id_] for id_ in dict.fromkeys(figure.id for figure, _ in drawn)]
     sections = [

@@ -20,10 +20,11 @@ from lab.audit.table import COLUMNS, DRIFTS, error_column
 from lab.casebook import Rows
 from lab.config.load import config_hash
 from theory.exact.drift_metric import token_drift
-from theory.exact.estimator import Estimate, Problem, estimate, true_gradient
+from theory.exact.estimator import Estimate, estimate
 from theory.exact.expected import expected_update
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl, token_kl
+from theory.exact.problem import Problem, true_gradient
 from theory.objectives import Objective
 from theory.streams import stream
 

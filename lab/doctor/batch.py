@@ -34,7 +34,7 @@ def diagnose(
     Place s of each row holds tokens[s], its log-probability in nats under mu (the engine that sampled) and under old
     (the trainer at the same weights), and whether mu sampled it: `is_sampled` is 0 on prompts, tool output and padding,
     whose values are ignored. With `prompts` the rows are responses, and each follows its prompt; padding is harmless if
-    equal prompts have the same. Tokens after the last sampled one are dropped. Experts are (tokens of prompt and
+    equal prompts are padded alike. Tokens after the last sampled one are dropped. Experts are (tokens of prompt and
     response, L, K), -1 where unknown; the last row may be missing.
 
     Raises ValueError, with row and field, for values that do not fit, and where no token was sampled.

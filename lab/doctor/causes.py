@@ -45,31 +45,11 @@ def under(x: float | None, threshold: float | int, power: float | int = 4) -> fl
     return 0.0 if x is None else 1 - over(x, threshold, power)
 
 
-def _not_finite(seen: Seen) -> float:
-    return float(seen.get("nonfinite_share", 0) > 0)
-
-
-def _zero_padded(seen: Seen) -> float:
-    return over(seen.get("zero_share"), 0.01)
-
-
-def _last_token(seen: Seen) -> float:
-    return over(seen.get("zero_last_share"), 0.4) * under(seen.get("zero_sure_share", 0.0), 0.1)
-
-
-def _shifted(seen: Seen) -> float:
-    return over(seen.get("shift_gain"), 2.0)
-
-
 def _unrelated(seen: Seen) -> float:
     """Other weights may correlate as little, but they give the same deviation in the same context."""
     # Without repeated contexts nothing speaks against unrelated values.
     is_new = over(seen["noise_share"], 0.3) if "noise_share" in seen else 1.0
     return under(max(seen.get("correlation", 1.0), 0.0), 0.5, 12) * is_new
-
-
-def _end_token(seen: Seen) -> float:
-    return under(seen.get("end_share"), 0.1)
 
 
 def _route_record(seen: Seen) -> float:
@@ -153,26 +133,30 @@ def _precision(seen: Seen) -> float:
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
-        "not_finite", "log-probabilities that are NaN or infinite", _not_finite,
+        "not_finite", "log-probabilities that are NaN or infinite",
+        lambda seen: float(seen.get("nonfinite_share", 0) > 0),
         lambda seen: f"{words.share(seen['nonfinite_share'])} of the log-probabilities are NaN or infinite.",
         "Find the first one: -inf for a sampled token means that one side masks tokens the other samples.",
         ("nonfinite_share",),
     ),
     Cause(
-        "zero_padded", "missing log-probabilities filled with zeros", _zero_padded, words.padded,
+        "zero_padded", "missing log-probabilities filled with zeros",
+        lambda seen: over(seen.get("zero_share"), 0.01), words.padded,
         "Fill missing values with NaN, not 0 (probability 1), and mask those tokens; check that the engine returns one "
         "log-probability per token, also after preemption and for forced tokens.",
         ("zero_share", "zero_last_share"),
     ),
     Cause(
-        "last_token", "a missing log-probability of the last token", _last_token,
+        "last_token", "a missing log-probability of the last token",
+        lambda seen: over(seen.get("zero_last_share"), 0.4) * under(seen.get("zero_sure_share", 0.0), 0.1),
         words.unended,
         "Let the engine return the log-probability of the end token too (include the stop token in the output), or "
         "mask the last token on both sides.",
         ("zero_last_share", "zero_sure_share"),
     ),
     Cause(
-        "shifted", "log-probabilities shifted by one token", _shifted,
+        "shifted", "log-probabilities shifted by one token",
+        lambda seen: over(seen.get("shift_gain"), 2.0),
         lambda seen: (f"log mu_t is {seen['shift_gain']:.3g} times closer to log old_(t{seen['shift']:+.0f}) than to "
                       "log old_t: one side is off by one."),
         "Logits at position t score token t + 1: check the slice [prompt - 1 : -1] on the side that was changed last.",
@@ -217,8 +201,8 @@ CAUSES: tuple[Cause, ...] = (
         ("temperature", "surprise_gap", "surprise_z", "collision_z", "tail_share"), explains=False,
     ),
     Cause(
-        "end_token", "responses without their end token", _end_token,
-        words.cut_off,
+        "end_token", "responses without their end token",
+        lambda seen: under(seen.get("end_share"), 0.1), words.cut_off,
         "Keep the stop token in the sampled tokens (vLLM: include_stop_str_in_output; SGLang: no_stop_trim).",
         ("end_share",),
     ),

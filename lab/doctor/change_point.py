@@ -50,7 +50,7 @@ class Change:
 
 
 def change(values: Sequence[float]) -> Change | None:
-    """The clearest change of level in the series; None below FEWEST values. ValueError for a value not finite."""
+    """The clearest change of level in the series; None below FEWEST values. ValueError unless all are finite."""
     x = torch.tensor(list(values), dtype=torch.float64)
     if not bool(x.isfinite().all()):
         raise ValueError(f"values: expected finite numbers, got {[v for v in values if not abs(v) < float('inf')][:3]}")
@@ -104,8 +104,8 @@ def _null(n: int) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
 
 
 def p_value(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
-    """The share of draws from the null at least as large; the value counts as a draw, so that its level is exact."""
-    # The margin counts an equal statistic as at least as extreme, whatever its sums rounded to.
+    """The share of null draws that are at least as large; the value counts as a draw, so that the level is exact."""
+    # The margin counts an equal statistic as at least as extreme, however its sums were rounded.
     return (1 + int((null_m >= value - 1e-9).sum())) / (1 + len(null_m))
 
 

@@ -19,7 +19,7 @@ from lab.report.page import Section, page
 from lab.report.style import number
 
 MAX_BLOCKS = 4
-"""Most engine errors in the first picture."""
+"""The largest number of engine errors in the first picture."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """One select of the page: its name, the column whose value it chooses, and the options as values and words."""
+    """One select element of the page: its name, the column whose value it chooses, and its options."""
 
     name: str
     column: str
@@ -45,7 +45,7 @@ class ColumnChoice:
 
 
 def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any], config_text: str) -> str:
-    """The page as text."""
+    """The page as HTML."""
     labels, found = list(dict.fromkeys(frame["objective"])), focus(frame)
     errors = {key["error"]: part for key, part in parts(found, ["error"])}
     first = {error: errors[error] for error in list(errors)[:MAX_BLOCKS]}
@@ -61,7 +61,7 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
     seen = {figure.id: figure for figure, _ in reversed(drawn)}
     own = [seen[id_] for id_ in dict.fromkeys(figure.id for figure, _ in drawn)]
     phases = portraits(errors, labels)
-    # A map has one B, the largest: the least noise.
+    # A map is for one B: the largest, which has the least noise.
     maps = reward_maps(of_cell(frame, B=max(distinct(frame, "B"))), float(numbers(frame, "optimum").mean()))
     sections = [
         Section("portraits", "Reward against entropy", "Which way do the policies go, and where do they end?", phases),

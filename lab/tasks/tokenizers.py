@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
         ...
 
     def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
-        """The ids of a user message, and those before it, in the model's chat template, up to where its answer starts.
+        """The ids of a user message and those before it, in the model's chat template, up to where the answer starts.
 
         ValueError where there is no template, or where it refuses these messages.
         """
@@ -101,7 +101,7 @@ class CharTokenizer:
         return self.encode(text)
 
     def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
-        """Always ValueError: characters have no chat template."""
+        """Raises ValueError: characters have no chat template."""
         raise ValueError("chat_template: expected a tokenizer with a chat template, got a character tokenizer")
 
     def save(self, folder: Path) -> None:
@@ -113,7 +113,7 @@ class CharTokenizer:
 
         special = ["<pad>", "<eos>"]
         ids = {name: i for i, name in enumerate([*special, *self.alphabet])}
-        # Words of one character, and no token for unknown ones: they are an error here, so must not vanish there.
+        # Words of one character, and no token for unknown ones: they are an error here, so they must not vanish there.
         written = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=ids))  # pyright: ignore[reportCallIssue]
         written.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         written.decoder = tokenizers.decoders.Fuse()
@@ -161,7 +161,7 @@ class HuggingFaceTokenizer:
         return self._start + self.encode(text)
 
     def chat(self, text: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
-        """A user message, and those before it, in the chat template, up to where the answer starts; else ValueError."""
+        """As in `Tokenizer.chat`; ValueError where there is no template, or where it refuses these messages."""
         if not self._tokenizer.chat_template:
             raise ValueError(f"chat_template: expected a tokenizer with a chat template, got {self._where} without one")
         messages = [*before, {"role": "user", "content": text}]

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from rich import box
 from rich.table import Table
-from torch import Tensor
 
 from lab.manifest import manifest
 from sandbox.bench import reference_trl
@@ -35,7 +34,6 @@ from sandbox.bench.reference_work import (
     reference_model,
 )
 from sandbox.kernels import EAGER, Kernels
-from theory.contracts import TokenBatch
 from theory.routing.passes import Mode
 
 OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
@@ -108,11 +106,7 @@ class BenchmarkResult:
 
 
 def benchmark(
-    work: Work,
-    threads: int,
-    rounds: int,
-    report: Callable[[str], None] = lambda line: None,
-    kernels: Kernels = EAGER,
+    work: Work, threads: int, rounds: int, report: Callable[[str], None] = lambda line: None, kernels: Kernels = EAGER
 ) -> BenchmarkResult:
     """Times every piece `rounds` times on `threads` threads, ours with these kernels; `report` gets progress lines.
 
@@ -149,7 +143,8 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
     rollouts = ours.ragged()
     batch, minibatch = rollouts.padded(), ours.minibatch(rollouts)
     theirs_BT = theirs.score(batch)
-    logp_difference = max(_largest(theirs_BT - logp_BT, batch) for logp_BT in (batch.logp_mu_BT, minibatch.logp_old_BT))
+    ours_BT = batch.logp_mu_BT, minibatch.logp_old_BT
+    logp_difference = max((theirs_BT - x_BT)[batch.is_response_BT].abs().max().item() for x_BT in ours_BT)
     if not logp_difference <= LOGP_TOLERANCE:
         raise RuntimeError(
             f"the two sides must compute the same log-probs: expected a difference of at most {LOGP_TOLERANCE}, "
@@ -171,8 +166,9 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
         Piece(EXACT_TRAINING, "3 times the responses", updates(LENGTH + 1), over=OURS),
         Piece(EXACT_TRAINING, "an MoE", moe_updates(), over=OURS),
     ]
-    pieces = [replace(piece, set_threads=kernels.set_threads) if _is_ours(piece) else piece for piece in pieces]
-    for piece in pieces:
+    for i, piece in enumerate(pieces):
+        if piece.side not in (THEIRS, TRAINER):
+            pieces[i] = piece = replace(piece, set_threads=kernels.set_threads)
         piece.set_threads(threads)
         piece.call()
     norm, their_norm = ours.gradient(minibatch).metrics["actor/grad_norm"], theirs.gradient(batch, minibatch)
@@ -193,14 +189,6 @@ def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
         for mode, plain in over.items():
             other = OURS if plain is None else f"{plain}{suffix}"
             yield Piece(name, f"{mode}{suffix}", ours.step(mode, OFF_POLICY, num), over=other)
-
-
-def _is_ours(piece: Piece) -> bool:
-    return piece.side not in (THEIRS, TRAINER)
-
-
-def _largest(difference_BT: Tensor, batch: TokenBatch) -> float:
-    return difference_BT[batch.is_response_BT].abs().max().item()
 
 
 def _time(
@@ -302,8 +290,8 @@ def remarks(result: BenchmarkResult) -> list[str]:
         f"the gradient's norm to {result.grad_norm_difference:.1e} relative.",
         f"Machine: {machine['cpu']}, {machine['num_cpus']} cores; Python {machine['python']}, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
+        "Peak memory counts the tensors that a piece allocates and holds, without weights and inputs.",
     ]
-    lines.append("Peak memory counts the tensors that a piece allocates and holds, without weights and inputs.")
     if result.kernels == "compiled":
         lines.append("It leaves out the working space that compiled kernels keep outside tensors.")
     if not reference_trl.is_installed():

@@ -82,6 +82,7 @@ def alarm_at(rule: AlarmRule, row: Row) -> float | None:
 
 
 def _first_beyond(signal: Float[np.ndarray, " windows"], rule: AlarmRule) -> float | None:
+    # False for nan: the first windows, and those without a value.
     beyond = signal > WATCHED[rule.metric] * rule.limit
     return float((beyond.argmax() + 1) / len(signal)) if beyond.any() else None
 

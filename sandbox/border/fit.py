@@ -109,6 +109,7 @@ def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> BorderFit:
 
 
 def _border(a: float, b: float) -> float:
+    # Within the range of exp: a nearly flat regression has its border beyond every float.
     return math.exp(min(700.0, max(-700.0, -a / b))) if b != 0 else math.nan
 
 

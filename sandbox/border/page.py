@@ -45,7 +45,8 @@ def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], 
     grpo = where(table, preset="grpo")
     parts = [
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
-        _said(grpo), _story(grpo), _demo(table), PICTURE, _predictions(found, waiting), SIGN, _gap(grpo),
+        _said(grpo), _ends(grpo, STORY, "GRPO, N = 8, router noise 0.5"), _demo(table), PICTURE,
+        _predictions(found, waiting), SIGN, _gap(grpo),
         _number(grpo, rows), _stale(grpo), longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
@@ -128,11 +129,6 @@ def _said(table: pd.DataFrame) -> str:
             parts.append(f"{round(place['collapsed'] * place['n'])} of {place['n']} with {name}")
     start = "With eight updates per rollout and a router noise of 0.5, runs that collapsed:"
     return f"{start} {', '.join(parts)}.\n" if parts else ""
-
-
-def _story(table: pd.DataFrame) -> str:
-    """The collapses at N = 8 and the largest gap, as a table."""
-    return _ends(table, STORY, "GRPO, N = 8, router noise 0.5")
 
 
 def _ends(table: pd.DataFrame, wanted: Sequence[tuple[str, str, str]], head: str) -> str:

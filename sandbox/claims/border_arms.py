@@ -6,9 +6,20 @@ Claims 36 to 49 and the map share them, so that nothing is run twice. docs/decis
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from sandbox.claims.arms import TIS, arm
-from sandbox.ledger.claim import Arm
+from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
+from sandbox.ledger.course import COLLAPSED
+
+BorderClaim = partial(
+    Claim,
+    home="border",
+    regimes=("border",),
+    first_seed=FRESH,
+    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
+)
+"""A claim of the border study: tried in its regime alone, on fresh seeds."""
 
 _FP8 = "{kind: weight_precision}, {kind: activation_precision}"
 
@@ -51,6 +62,12 @@ def at(gap: str, remedy: str, n: int, preset: str = "grpo") -> Arm:
     changes += (TIS,) if is_weighted else ()
     words = [gap, *(["tis"] if is_weighted else [])]
     return replace(arm(preset, replay, n, name="-".join(words), changes=changes), own_cold_start=True)
+
+
+def most_collapse(words: str, treatment: Arm, planned: float | None = None) -> Prediction:
+    """The prediction that more than half of the arm's runs collapse; `words` name the arm."""
+    words = f"{words}: more than half of the runs collapse"
+    return Prediction(words, treatment, control=0.5, measure=COLLAPSED, expected="more", planned=planned)
 
 
 def slower(arm: Arm) -> Arm:

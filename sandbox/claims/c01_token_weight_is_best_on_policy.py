@@ -22,7 +22,6 @@ CLAIM = Claim(
             control=arm("minirl_no_is"),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="ends with higher accuracy than with length normalisation",
@@ -30,7 +29,6 @@ CLAIM = Claim(
             control=arm("minirl_lengthnorm"),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="ends with higher accuracy than under R3",
@@ -38,7 +36,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3"),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
     regimes=AND_NOISY,

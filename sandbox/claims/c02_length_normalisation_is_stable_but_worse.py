@@ -20,7 +20,6 @@ CLAIM = Claim(
             control=0.25,
             measure=COLLAPSED,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="ends with lower accuracy",
@@ -28,7 +27,6 @@ CLAIM = Claim(
             control=arm("minirl"),
             measure=AREA,
             expected="less",
-            margin=0.0,
         ),
     ),
 )

@@ -38,7 +38,6 @@ CLAIM = Claim(
             control=arm("minirl_lengthnorm"),
             measure=AREA,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="without the weight, still collapses more often, by a quarter of the runs",

@@ -25,7 +25,6 @@ CLAIM = Claim(
             control=arm("minirl", "R2", 2),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 2: without replay it collapses earlier",
@@ -33,7 +32,6 @@ CLAIM = Claim(
             control=arm("minirl", "R2", 2),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 4: without clipping it collapses earlier",
@@ -41,7 +39,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3", 4),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 4: without replay it collapses earlier",
@@ -49,7 +46,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3", 4),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: without clipping it collapses earlier",
@@ -57,7 +53,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3", 8),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: without replay it collapses earlier",
@@ -65,7 +60,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3", 8),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
     ),
     seeds_in=COLLAPSES,

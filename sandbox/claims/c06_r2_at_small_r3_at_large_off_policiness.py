@@ -22,7 +22,6 @@ CLAIM = Claim(
             control=arm("minirl", "R3", 2),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 4: R3 ends with higher accuracy",
@@ -30,7 +29,6 @@ CLAIM = Claim(
             control=arm("minirl", "R2", 4),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: R3 ends with higher accuracy",
@@ -38,7 +36,6 @@ CLAIM = Claim(
             control=arm("minirl", "R2", 8),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
 )

@@ -28,7 +28,6 @@ CLAIM = Claim(
             control=arm("gspo", "none", 8),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
 )

@@ -26,7 +26,6 @@ CLAIM = Claim(
             control=0.5,
             measure=COLLAPSED,
             expected="more",
-            margin=0.0,
             premise=arm("grpo", n=8),
         ),
         Prediction(

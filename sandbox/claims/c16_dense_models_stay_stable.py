@@ -24,7 +24,6 @@ CLAIM = Claim(
             control=0.25,
             measure=COLLAPSED,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: the Mixture of Experts collapses more often, by a quarter of the runs",

@@ -20,7 +20,6 @@ CLAIM = Claim(
             control=arm("gspo", "none", 4),
             measure=AREA,
             expected="less",
-            margin=0.0,
             scale="spread",
         ),
     ),

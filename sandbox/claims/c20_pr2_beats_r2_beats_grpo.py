@@ -25,7 +25,6 @@ CLAIM = Claim(
             control=arm("grpo", "R2", 2),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 2: R2 ends higher than GRPO",
@@ -33,7 +32,6 @@ CLAIM = Claim(
             control=arm("grpo", "none", 2),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 4: Pr2 ends higher than R2",
@@ -41,7 +39,6 @@ CLAIM = Claim(
             control=arm("grpo", "R2", 4),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 4: R2 ends higher than GRPO",
@@ -49,7 +46,6 @@ CLAIM = Claim(
             control=arm("grpo", "none", 4),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: Pr2 ends higher than R2",
@@ -57,7 +53,6 @@ CLAIM = Claim(
             control=arm("grpo", "R2", 8),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: R2 ends higher than GRPO",
@@ -65,7 +60,6 @@ CLAIM = Claim(
             control=arm("grpo", "none", 8),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
 )

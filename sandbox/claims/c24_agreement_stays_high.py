@@ -20,7 +20,6 @@ CLAIM = Claim(
             control=0.9,
             measure=AGREEMENT,
             expected="more",
-            margin=0.0,
         ),
     ),
     shown=("routing/topk_agreement", "routing/zero_deviation"),

@@ -20,7 +20,6 @@ CLAIM = Claim(
             control=arm("grpo", "R3", 4),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8: it ends higher",
@@ -28,7 +27,6 @@ CLAIM = Claim(
             control=arm("grpo", "R3", 8),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
 )

@@ -32,7 +32,6 @@ CLAIM = Claim(
             control=1.0,
             measure=TIGHTNESS,
             expected="at_most",
-            margin=0.0,
         ),
         Prediction(
             words="Pr2, N = 8: it is above half the bound",
@@ -40,7 +39,6 @@ CLAIM = Claim(
             control=0.5,
             measure=TIGHTNESS,
             expected="more",
-            margin=0.0,
         ),
         Prediction(
             words="R2, N = 8: in every window TV is within the bound",
@@ -48,7 +46,6 @@ CLAIM = Claim(
             control=1.0,
             measure=TIGHTNESS,
             expected="at_most",
-            margin=0.0,
         ),
     ),
     shown=("routing/route_tv", "routing/route_kl", "routing/staleness_tv"),

@@ -1,9 +1,9 @@
 """The objective whose gradient the exact audit finds most biased is the one that trains worst.
 
-docs/audit-claims.md: under the three regimes' engines, T = 5, length normalisation has a relative bias of 0.44, of
-which no step size repairs 0.18 to 0.19; the token weight, none and the prefix weight have at most 0.04, and differ by
-less. So the audit predicts that length normalisation does worse and that the other three do alike. `hot` is its home:
-of the audited engines, the one under which runs collapse.
+docs/audit-claims.md: under the three regimes' engines, T = 5, length normalisation has a relative bias of 0.44, and
+a bias of 0.18 to 0.19 is left at the best step size; the token weight, no weight and the prefix weight have at most
+0.04, and differ by less. So the audit predicts that length normalisation does worse and that the other three do equally
+well. The home is `hot`, the one regime of the three under whose engine runs collapse.
 """
 
 from __future__ import annotations

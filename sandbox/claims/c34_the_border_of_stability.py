@@ -30,7 +30,6 @@ CLAIM = Claim(
             control=without_clipping("minirl", "none", 1),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8, no replay: without clipping it lasts shorter",
@@ -38,7 +37,6 @@ CLAIM = Claim(
             control=arm("minirl", "none", 8),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         Prediction(
             words="N = 8, no replay: without the weight it lasts shorter",
@@ -46,7 +44,6 @@ CLAIM = Claim(
             control=arm("minirl", "none", 8),
             measure=LASTING,
             expected="less",
-            margin=0.0,
         ),
         *(
             Prediction(
@@ -55,7 +52,6 @@ CLAIM = Claim(
                 control=without_clipping("minirl", "none", 8),
                 measure=LASTING,
                 expected="more",
-                margin=0.0,
             )
             for mode in ("R2", "R3", "Pr2", "Pr3")
         ),

@@ -34,7 +34,6 @@ CLAIM = Claim(
             control=arm("minirl"),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
     seeds_in=COLLAPSES_AND_NOISY,

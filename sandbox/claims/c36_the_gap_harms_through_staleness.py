@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import MAP, at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import MAP, BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=36,
     name="the_gap_harms_through_staleness",
     sentence="The engine gap harms through staleness: little with one update per rollout, much with eight or more.",
     source="here; MiniRL (arXiv 2512.01374) Eq. 5 and sec. 4.4",
-    home="border",
     predictions=(
         Prediction(
             words="the gap costs more at N = 8 than at N = 1: half the difference of the two losses exceeds 0.025",
@@ -50,9 +49,6 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=15,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=MAP,
     also_seeds=8,
 )

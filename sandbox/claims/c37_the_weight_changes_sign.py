@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 from sandbox.ledger.exact import Link
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=37,
     name="the_weight_changes_sign",
     sentence="Where the engine gap is large, the token weight hurts at N = 1 and helps from N = 4 on.",
     source="here; it would reconcile MiniRL (arXiv 2512.01374) sec. 4.3 with R3 (2510.11370) Table 1",
-    home="border",
     exact=(
         Link("w1", "The claim says that the weight lowers reward at N = 1.", is_opposite=True),
         Link("w2", "And raises it at N = 4; without GRPO's clip here."),
@@ -50,9 +49,6 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=15,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=(at("r0.5", "none", 1, "minirl"), at("r0.5", "none", 1, "minirl_no_is")),
     also_seeds=8,
 )

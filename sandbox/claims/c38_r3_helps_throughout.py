@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 from sandbox.ledger.exact import Link
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=38,
     name="r3_helps_throughout",
     sentence="Where the engine gap is large, R3 helps GRPO from N = 4 on and costs nothing at N = 1 and 2.",
     source="here; R3 (arXiv 2510.11370) sec. 5.2",
-    home="border",
     exact=(Link("d3", "The claim says that R3 ends higher from N = 4 on.", is_opposite=True),),
     predictions=(
         *(
@@ -40,7 +39,4 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=15,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

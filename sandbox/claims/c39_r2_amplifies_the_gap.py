@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 from sandbox.ledger.exact import Link
 from sandbox.ledger.measures import FINAL_KL
@@ -11,12 +11,11 @@ from sandbox.ledger.measures import FINAL_KL
 PLACES = tuple((gap, n) for gap in ("r0.2", "r0.3") for n in (4, 8))
 """Near the border of no remedy, where there is room to fall and to rise."""
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=39,
     name="r2_amplifies_the_gap",
     sentence="At a middling engine gap R2 without a weight ends at a larger KL of mu and old, and yet learns more.",
     source="here; R2 as in MiniRL (arXiv 2512.01374) sec. 3.2",
-    home="border",
     exact=(Link("d1", "The claim says that R2 learns more than no replay.", is_opposite=True),),
     predictions=(
         Prediction(
@@ -40,8 +39,6 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=25,
-    first_seed=FRESH,
-    regimes=("border",),
     shown=(),
     also=(at("r0.5", "R2", 8),),
     also_seeds=20,

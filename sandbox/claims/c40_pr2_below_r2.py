@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 from sandbox.ledger.exact import Link
 
 PLACES = tuple((gap, n) for gap in ("r0.1", "r0.2", "r0.3") for n in (4, 8, 16))
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=40,
     name="pr2_below_r2",
     sentence="At a large engine gap Pr2 does worse than R2, against Pr2's finding at a small one.",
     source="here; Pr2 (arXiv 2606.00395) sec. 5.2",
-    home="border",
     exact=(Link("d4", "The claim says that Pr2 ends below R2.", is_opposite=True),),
     predictions=(
         Prediction(
@@ -28,7 +27,5 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=15,
-    first_seed=FRESH,
-    regimes=("border",),
     shown=(),
 )

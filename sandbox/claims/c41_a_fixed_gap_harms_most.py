@@ -3,17 +3,16 @@ on the logits."""
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=41,
     name="a_fixed_gap_harms_most",
     sentence="At N = 8 and equal KL before training, an error that is never redrawn harms more than router noise, and "
     "that more than noise on the logits.",
     source="here; against R3 (arXiv 2510.11370) sec. 3, which blames the routers",
-    home="border",
     predictions=(
         Prediction(
             words="noise on the logits with the KL of router noise 0.5 costs more than 0.05 against an exact engine",
@@ -44,9 +43,6 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=16,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=(at("logits1.6", "tis", 8), at("logits1.6", "R3", 8), at("int4", "tis", 8), at("int4", "R3", 8)),
     also_seeds=8,
 )

@@ -6,16 +6,15 @@ regimes where GRPO does not collapse. Its runs are in cells.jsonl; this claim re
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import DEMO, at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import DEMO, BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA, COLLAPSED
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=42,
     name="r3_table_1_in_score",
     sentence="Off-policy, in score: GRPO < TIS < R3; TIS adds nothing to R3; R3 is above GSPO.",
     source="R3 (arXiv 2510.11370) Table 1",
-    home="border",
     predictions=(
         Prediction(
             words="N = 8: GRPO collapses more often than GRPO + R3, by more than half of the runs",
@@ -47,12 +46,8 @@ CLAIM = Claim(
             control=at("r0.5", "none", 8, "gspo"),
             measure=AREA,
             expected="more",
-            margin=0.0,
         ),
     ),
     num_seeds=20,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=(*DEMO.values(), at("r0.5", "R3", 8, "gspo")),
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Arm, Prediction
 from sandbox.ledger.measures import probe
 
 _EVALUATION = (("evaluation.num_samples", "16"), ("evaluation.max_prompts", "64"))
@@ -36,12 +36,11 @@ VARIANCE = probe(
     "variance", "variance of one mini-batch's gradient, over the squared length of its mean along the exact one", "1"
 )
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=43,
     name="from_one_state",
     sentence="From one and the same state, R3 and the weight help within 64 updates at N = 8, and R3 the gradient.",
     source="here; it asks of single states what claims 37 and 38 ask of runs",
-    home="border",
     predictions=(
         Prediction(
             words="N = 8: 64 updates without a remedy end at a lower accuracy than with R3, by 0.02",
@@ -86,7 +85,5 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=20,
-    first_seed=FRESH,
-    regimes=("border",),
     shown=("rollout_corr/k3_kl", "staleness/k3_kl", "actor/entropy"),
 )

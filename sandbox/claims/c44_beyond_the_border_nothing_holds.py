@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import COLLAPSED
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=44,
     name="beyond_the_border_nothing_holds",
     sentence="At N = 8 and twice the router noise of the border (KL 1.0; 0.2 under R3) every remedy collapses.",
     source="here; against R3 (arXiv 2510.11370) sec. 5.2, where R3 keeps every run from collapsing",
-    home="border",
     predictions=tuple(
         Prediction(
             words=f"router noise 1.0, N = 8: {words} collapses in more than half of the runs",
@@ -19,7 +18,6 @@ CLAIM = Claim(
             control=0.5,
             measure=COLLAPSED,
             expected="more",
-            margin=0.0,
         )
         for words, remedy, preset in (
             ("R3", "R3", "grpo"),
@@ -29,7 +27,4 @@ CLAIM = Claim(
         )
     ),
     num_seeds=12,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

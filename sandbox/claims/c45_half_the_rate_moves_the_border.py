@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at, slower
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at, slower
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import AREA
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=45,
     name="half_the_rate_moves_the_border",
     sentence="At half the learning rate training without a remedy stands at N = 8 and still falls at N = 16.",
     source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.4",
-    home="border",
     predictions=(
         Prediction(
             words="router noise 0.5, N = 8: accuracy at half the rate is higher by 0.05",
@@ -33,7 +32,4 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=21,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

@@ -6,17 +6,16 @@ the sign alone, on later seeds.
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at
+from sandbox.ledger.claim import FRESH, Prediction
 from sandbox.ledger.course import AREA
 from sandbox.ledger.exact import Link
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=46,
     name="the_sign_of_the_weight",
     sentence="Where the engine gap is large, the token weight lowers GRPO's accuracy at N = 1 and raises it at N = 4.",
     source="here; it would reconcile MiniRL (arXiv 2512.01374) sec. 4.3 with R3 (2510.11370) Table 1",
-    home="border",
     exact=(
         Link("w1", "The claim says that the weight lowers reward at N = 1.", is_opposite=True),
         Link("w2", "And raises it at N = 4; without GRPO's clip here."),
@@ -28,7 +27,6 @@ CLAIM = Claim(
             control=at("r0.5", "none", 1),
             measure=AREA,
             expected="less",
-            margin=0.0,
             planned=-0.1,
         ),
         Prediction(
@@ -37,12 +35,9 @@ CLAIM = Claim(
             control=at("r0.5", "none", 4),
             measure=AREA,
             expected="more",
-            margin=0.0,
             planned=0.1,
         ),
     ),
     num_seeds=40,
     first_seed=FRESH + 15,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

@@ -8,19 +8,18 @@ an exact engine.
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import sums
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, sums
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import COLLAPSED
 from sandbox.ledger.measures import EARLY_KL
 
 LONG, SHORT = sums(6, "r0.2"), sums(2, "r0.5")
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=47,
     name="long_responses_fall_sooner",
     sentence="At N = 8 responses of 61 tokens collapse at an engine gap per token at which responses of 22 stand.",
     source="here; the settings of R3 (arXiv 2510.11370) sec. 3.1, where responses have up to 30,720 tokens",
-    home="border",
     predictions=(
         Prediction(
             words="61 tokens at router noise 0.2 have at most half of the KL per token of 22 tokens at 0.5",
@@ -38,7 +37,6 @@ CLAIM = Claim(
             control=SHORT,
             measure=COLLAPSED,
             expected="more",
-            margin=0.0,
             planned=0.75,
         ),
         Prediction(
@@ -47,14 +45,10 @@ CLAIM = Claim(
             control=sums(6, "exact"),
             measure=COLLAPSED,
             expected="more",
-            margin=0.0,
             planned=0.75,
         ),
     ),
     num_seeds=14,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
     also=(sums(6, "r0.2", "R3"), sums(6, "r0.2", "tis"), sums(6, "r0.1"), sums(2, "exact")),
     also_seeds=6,
 )

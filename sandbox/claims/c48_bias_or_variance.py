@@ -7,11 +7,11 @@ those under router noise collapsed at 256. Exact expected updates answer the oth
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at, of_batch
-from sandbox.ledger.claim import FRESH, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at, most_collapse, of_batch
+from sandbox.ledger.claim import Prediction
 from sandbox.ledger.course import COLLAPSED
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=48,
     name="bias_or_variance",
     sentence=(
@@ -19,17 +19,8 @@ CLAIM = Claim(
         "quarter of them an exact engine's training ends by variance."
     ),
     source="here; the gap of MiniRL (arXiv 2512.01374) Eq. 5",
-    home="border",
     predictions=(
-        Prediction(
-            words="router noise 0.5, 256 responses per update: more than half of the runs collapse",
-            treatment=of_batch(at("r0.5", "none", 8), 256),
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.45,
-        ),
+        most_collapse("router noise 0.5, 256 responses per update", of_batch(at("r0.5", "none", 8), 256), planned=0.45),
         Prediction(
             words="they collapse more often than runs of an exact engine with 64, by a quarter of the runs",
             treatment=of_batch(at("r0.5", "none", 8), 256),
@@ -39,18 +30,7 @@ CLAIM = Claim(
             margin=0.25,
             planned=0.9,
         ),
-        Prediction(
-            words="exact engine, 16 responses per update: more than half of the runs collapse",
-            treatment=of_batch(at("exact", "none", 8), 16),
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.45,
-        ),
+        most_collapse("exact engine, 16 responses per update", of_batch(at("exact", "none", 8), 16), planned=0.45),
     ),
     num_seeds=26,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

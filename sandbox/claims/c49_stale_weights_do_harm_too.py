@@ -6,11 +6,11 @@ Does routing end training at the border, or any gap? An exact engine with older 
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Claim, Prediction
-from sandbox.ledger.course import AREA, COLLAPSED
+from sandbox.claims.border_arms import BorderClaim, at, most_collapse
+from sandbox.ledger.claim import Prediction
+from sandbox.ledger.course import AREA
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=49,
     name="stale_weights_do_harm_too",
     sentence=(
@@ -18,26 +18,9 @@ CLAIM = Claim(
         "the token weight raises accuracy."
     ),
     source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.3",
-    home="border",
     predictions=(
-        Prediction(
-            words="weights one rollout old, no remedy: more than half of the runs collapse",
-            treatment=at("stale", "none", 8),
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.45,
-        ),
-        Prediction(
-            words="weights one rollout old, R3: more than half of the runs collapse",
-            treatment=at("stale", "R3", 8),
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.45,
-        ),
+        most_collapse("weights one rollout old, no remedy", at("stale", "none", 8), planned=0.45),
+        most_collapse("weights one rollout old, R3", at("stale", "R3", 8), planned=0.45),
         Prediction(
             words="weights one rollout old: truncated importance sampling raises accuracy by 0.02",
             treatment=at("stale", "tis", 8),
@@ -49,7 +32,4 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=31,
-    first_seed=FRESH,
-    regimes=("border",),
-    shown=("eval/accuracy", "rollout_corr/k3_kl", "actor/entropy"),
 )

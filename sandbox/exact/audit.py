@@ -37,9 +37,9 @@ from theory.algorithm import Algorithm, OptimizerSettings
 from theory.bounds.bound import Bound
 from theory.bounds.routing import replay_bias as replay_bias_bound
 from theory.contracts import Prompt
-from theory.exact.estimator import Problem
 from theory.exact.levels import scale_at, token_kl
 from theory.exact.policies import JacobianPolicy
+from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
 from theory.loop import Collected, hand_over, old_pass
 from theory.routing.measures import difference_counts

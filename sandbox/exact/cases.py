@@ -35,7 +35,7 @@ from sandbox.exact.audit import (
 from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
-from theory.exact.estimator import Problem, true_gradient
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.routing.passes import MODES, PASSES, Mode
 from theory.streams import stream

@@ -37,7 +37,6 @@ from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import PASSES, Mode, ModePlan, RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer
-from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
 
 NATURAL = RoutingPlan("natural")
@@ -111,16 +110,12 @@ class MoePolicy:
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """||sum_t c_t grad log pi_t||^2 of each path, with one pull-back per path."""
-        norms = []
+        norms, parts = [], (paths.nodes_BT, paths.tokens_BT, paths.is_response_BT)
         for b, c_T in enumerate(coefficients_BT):
             edges = self.tree.zero_edges()
-            self.tree.scatter(edges, c_T[None], Paths(*(x[b : b + 1] for x in _parts(paths))))
+            self.tree.scatter(edges, c_T[None], Paths(*(x[b : b + 1] for x in parts)))
             norms.append(self.pullback(edges).square().sum())
         return torch.stack(norms)
-
-
-def _parts(paths: Paths) -> tuple[Tensor, Tensor, Tensor]:
-    return paths.nodes_BT, paths.tokens_BT, paths.is_response_BT
 
 
 def owners(forest: Forest) -> list[Int[Tensor, " _n"]]:
@@ -227,7 +222,8 @@ class MoeEngine:
         for k, mu in enumerate(logp_mu):
             own = range(k * len(now.sequences), (k + 1) * len(now.sequences))
             if shared is None or algorithm.passes.records_rollout:
-                rolled = _with(now.sequences, record.select(own), None if features is None else features.select(own))
+                kept = None if features is None else features.select(own)
+                rolled = replace(now.sequences, experts=record.select(own), features=kept)
                 logp_old, old, trained = _scored(algorithm, learner, rolled, forest, self.seed)
                 shared = logp_old, old, trained, _Shift(rolled, algorithm.passes, old)
             logp_old, old, trained, shift = shared
@@ -268,10 +264,6 @@ class MoeEngine:
                 sizes.moe_layers, sizes.hidden_size, sizes.num_experts, settings, dtype=model.norm.dtype
             )
         return self._trainer.weights()
-
-
-def _with(sequences: Rollouts, experts: RoutingRecord, features: RouterFeatures | None) -> Rollouts:
-    return replace(sequences, experts=experts, features=features)
 
 
 def _scored(

@@ -28,7 +28,7 @@ class _Plan(NamedTuple):
 
 def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
     """Sorts token-expert pairs by expert; a non-empty group is padded to MIN_ROWS with token 0."""
-    # In numpy: torch would spend ten times as long on starting a dozen operators on a few hundred integers.
+    # In numpy: torch would take ten times as long to launch a dozen operators on a few hundred integers.
     N, K = experts_NK.shape
     # int16 holds every id, and numpy's stable sort of 16-bit integers is a radix sort.
     expert_M = experts_NK.numpy().astype(np.int16).T.reshape(K * N)
@@ -100,7 +100,7 @@ def _loop_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
     )
 
 
-# Older torch has it under the private name only.
+# Older versions of torch have it under a private name only.
 _fused_mm: Callable[..., Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
@@ -155,10 +155,10 @@ def grouped_experts_by(
     """`grouped_experts` with the given grouped product and SwiGLU."""
     experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     plan = _plan(experts_NK, gate_up_EDF.shape[0])
-    # Rounded before dispatch: a token once instead of K times, and no padding enters a scale per tensor.
+    # Rounded before dispatch: each token once instead of K times, and a scale per tensor sees no padding.
     x_RD = apply(_Dispatch, numerics.activation(x_ND, "gate_up"), plan.token_R, plan.row_KN)
     gate_up_RF = _expert_product(grouped, x_RD, gate_up_EDF, plan, len(x_ND), "gate_up", numerics)
-    # Here padding does enter a scale per tensor: copies of token 0, at experts that it may not have chosen.
+    # Here a scale per tensor does see padding: copies of token 0, at experts that it may not have chosen.
     hidden_RF = numerics.activation(activate(gate_up_RF), "down")
     y_RD = _expert_product(grouped, hidden_RF, down_EFD, plan, len(x_ND), "down", numerics)
     return apply(_Combine, y_RD, weights_NK, plan.token_R, plan.row_KN)

@@ -81,7 +81,8 @@ class Prediction:
     seeds| (Brown and Forsythe). On `ratio_of_means` the effect is log(mean treatment / mean control), by Fieller's
     method, for measures that may be 0 in a seed. Effects on the two ratios are shown as factors, and their margin is a
     factor >= 1. `control` may be a number: the effect is then f(treatment) - f(number). The prediction holds if the
-    effect is as `expected`, beyond (or within) `margin`, the smallest effect that counts.
+    effect is as `expected`, beyond (or within) `margin`, the smallest effect that counts; 0
+    asks for the sign alone.
     """
 
     words: str
@@ -89,7 +90,7 @@ class Prediction:
     control: Arm | tuple[Arm, ...] | float
     measure: Measure
     expected: Expected
-    margin: float
+    margin: float = 0.0
     scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
     planned: float | None = None
     """The true effect, or factor, for which its seeds are planned; None: twice the margin (see power.py)."""

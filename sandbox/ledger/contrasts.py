@@ -91,9 +91,11 @@ def moments(
         other = np.mean(others, axis=0) if others else np.zeros(n)
         (aa, ab), (_, bb) = np.cov(np.mean(left, axis=0), other) / n
         return ContrastMoments(a, b, float(aa), float(ab), float(bb), n - 1.0, n, test if others else "one sample")
+    # In a - (a / b) b the variance of b counts (a / b)^2 times.
     scale = (a / b) ** 2 if ratio and b else 1.0
     parts = [[float(column.var(ddof=1)) / len(column) / len(side) ** 2 for column in side] for side in (left, others)]
     scaled = [*parts[0], *(scale * part for part in parts[1])]
+    # Satterthwaite's rule; without any variance every df is as good.
     bottom = sum(part**2 / (size - 1) for part, size in zip(scaled, sizes, strict=True))
     df = float(sum(scaled) ** 2 / bottom) if bottom > 0 else n - 1.0
     return ContrastMoments(a, b, math.fsum(parts[0]), 0.0, math.fsum(parts[1]), df, n, test if others else "one sample")

@@ -41,6 +41,7 @@ def area(row: Row) -> float:
     after = [(step, value) for step, value in evaluations(row) if step > 0]
     if not after:
         return math.nan
+    # Evaluations are evenly spaced from step 0 on.
     every = after[0][0]
     # The number of evaluations that an early stop left out.
     lost = max(0, int((row["num_steps"] - after[-1][0]) // every))
@@ -89,6 +90,7 @@ def collapse_step(row: Row) -> float | None:
     highest, start = -math.inf, None
     for step, level in _levels(row):
         highest = max(highest, level)
+        # A recovery resets it: only a fall that lasts to the end counts.
         start = (step if start is None else start) if level < FALL * highest else None
     return start if start is not None else float(math.ceil(0.75 * row["num_steps"]))
 
@@ -119,9 +121,8 @@ COLLAPSED = Measure(
     kind="event",
 )
 LASTING = Measure("lasting", "share of the run before its accuracy collapsed; 1: it did not", "1", lasting, kind="time")
-DRAWDOWN = Measure("drawdown", "share of its highest accuracy that the run has lost by its end", "fraction", drawdown)
 
 __all__ = [
-    "AREA", "COLLAPSED", "DRAWDOWN", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
+    "AREA", "COLLAPSED", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
     "evaluations", "final", "initial", "lasting", "peak",
 ]  # fmt: skip

@@ -84,10 +84,12 @@ def windows(row: Row, name: str) -> list[Window]:
     if not base:
         return []
     first = row["first_step"]
+    # Windows that end before the collapse: the one in which it happens is no warning.
     end = NUM_WINDOWS if first is None else max(0, first - 1) * NUM_WINDOWS // row["num_steps"]
     found = []
     for place, value in enumerate(series[2:end], start=2):
         ahead = end - place if end - place <= LEAD else 0
+        # The last windows of a run without a collapse are neither kind: it ends before one could come.
         if value is None or value <= 0 or (first is None and ahead):
             continue
         found.append(Window(place, SIGNALS[name] * math.log(value / (sum(base) / len(base))), ahead))

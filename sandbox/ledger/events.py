@@ -46,6 +46,7 @@ def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     d = -one * margin * (1.0 + margin)
     v = b**3 / (27 * a**3) - b * c / (6 * a**2) + d / (2 * a)
     u = np.sign(v) * np.sqrt(np.maximum(0.0, b**2 / (9 * a**2) - c / (3 * a)))
+    # Where u is 0 the three roots coincide: any angle gives them.
     cosine = np.divide(v, u**3, out=np.zeros_like(v), where=np.abs(u) > 1e-9)
     w = (np.pi + np.arccos(np.clip(cosine, -1.0, 1.0))) / 3.0
     p1 = np.clip(2.0 * u * np.cos(w) - b / (3 * a), max(0.0, margin), min(1.0, 1.0 + margin))
@@ -126,13 +127,13 @@ def shares(left: Column, right: Column | float) -> Shares:
     mean = k1 / n1 - (k2 / n2 if number is None else number)
     first, second = k1 / n1, (k2 / n2 if number is None else 0.0)
     error = float(np.sqrt(first * (1 - first) / n1 + second * (1 - second) / n2))
-    found = Shares(min(n1, n2), mean, error, mean, mean, np.inf, "exact", None, (k1, n1, k2, n2), number)
     low, high = _ends(k1, n1, k2, n2, number)
-    return Shares(found.n, mean, error, low, high, np.inf, "exact", None, found.counts, number)
+    return Shares(min(n1, n2), mean, error, low, high, np.inf, "exact", None, (k1, n1, k2, n2), number)
 
 
 @functools.cache
 def _ends(k1: int, n1: int, k2: int, n2: int, number: float | None) -> tuple[float, float]:
+    # Only its p's are used: they need neither the estimate nor the interval.
     bare = Shares(n1, 0.0, 0.0, 0.0, 0.0, np.inf, "exact", None, (k1, n1, k2, n2), number)
     mean = k1 / n1 - (k2 / n2 if number is None else number)
     least, most = (-1.0, 1.0) if number is None else (-number, 1.0 - number)
@@ -143,6 +144,7 @@ def _end(p: Callable[[float], float], outer: float, inner: float) -> float:
     """The end of the interval between `outer` and the estimate: the bound at which p reaches 2.5%, by bisection."""
     if p(outer) > 0.025:
         return outer
+    # To a thousandth of the widest range, 2; the outer side is returned, so that no interval is too narrow.
     for _ in range(11):
         middle = (outer + inner) / 2
         outer, inner = (middle, inner) if p(middle) <= 0.025 else (outer, middle)

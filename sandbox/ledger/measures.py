@@ -36,14 +36,10 @@ def _survival(row: Row) -> float:
     return max(0, row["first_step"] - 1) / row["num_steps"]
 
 
-def _largest_kl(row: Row) -> float:
-    values = [value for value in row["series"].get("rollout_corr/k3_kl", []) if value is not None]
-    return max(values) if values else math.nan
-
-
 def _kl_rise(row: Row) -> float:
-    early, largest = EARLY_KL.of(row), _largest_kl(row)
-    return largest / early if early > 0 else math.nan
+    early = EARLY_KL.of(row)
+    values = [value for value in row["series"].get("rollout_corr/k3_kl", []) if value is not None]
+    return max(values) / early if values and early > 0 else math.nan
 
 
 def _entropy_spread(row: Row) -> float:

@@ -36,4 +36,4 @@ def _last(folder: RunFolder) -> Trace | None:
 
 
 PROBES = {"token_share_of_routing": token_share_of_routing}
-"""All probes by name; each finished cell has every one."""
+"""All probes by name; every finished cell has all of them."""

@@ -78,6 +78,7 @@ def sides(found: Effect, expected: Expected, margin: float) -> tuple[float, floa
             return found.p_below(margin), found.p_above(margin)
         case "same":
             inside = max(found.p_below(margin), found.p_above(-margin))
+            # Outside on one of two sides: the smaller p counts twice (Bonferroni).
             return inside, min(1.0, 2.0 * min(found.p_above(margin), found.p_below(-margin)))
     raise ValueError(f"expected: one of more, less, same, at_most; got {expected!r}")
 
@@ -105,6 +106,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
+        # Holm stops at the first hypothesis that it keeps, so no later one may have a smaller adjusted p.
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted

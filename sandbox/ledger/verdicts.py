@@ -230,6 +230,7 @@ class _Numbers:
             return contrasts.ratio_of_means(found) if found.a > 0 and found.b > 0 else None
         if measure.kind == "time":
             student = contrasts.difference(found, fall=1.0)
+            # The log-rank test compares two arms, and has no margin.
             is_plain = prediction.margin == 0.0 and len(left) == len(right) == 1
             return events.times(left[0], right[0], student) if is_plain else student
         return contrasts.difference(found)

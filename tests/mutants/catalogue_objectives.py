@@ -191,7 +191,7 @@ OBJECTIVES = (
         "vime #70",
         (
             Edit(
-                "theory.contracts:_token_batch",
+                "theory.rollouts:_token_batch",
                 "[r.is_response for r in responses]",
                 "[torch.ones_like(r.is_response) for r in responses]",
             ),
@@ -325,7 +325,7 @@ OBJECTIVES = (
         "C.7",
         "A selection of the responses forgets the temperature that they were sampled at: mini-batches train at 1.",
         "no thread: a field left out of a copy",
-        (Edit("theory.contracts:Rollouts.select", "temperature=self.temperature", "temperature=1.0"),),
+        (Edit("theory.rollouts:Rollouts.select", "temperature=self.temperature", "temperature=1.0"),),
         "rollouts_keep_their_temperature",
     ),
     Mutant(
@@ -335,7 +335,7 @@ OBJECTIVES = (
         "no thread: off by one",
         (
             Edit(
-                "theory.contracts:_token_batch",
+                "theory.rollouts:_token_batch",
                 "[r.is_response for r in responses]",
                 "[r.is_response & (torch.arange(len(r.tokens)) < len(r.tokens) - 1) for r in responses]",
             ),
@@ -347,7 +347,7 @@ OBJECTIVES = (
         "C",
         "A token's log-prob is read from the row of the token instead of the row before it.",
         "no thread: off by one",
-        (Edit("theory.contracts:TokenBatch.predicting_row_BT", "device) - 1", "device)"),),
+        (Edit("theory.rollouts:TokenBatch.predicting_row_BT", "device) - 1", "device)"),),
         "exact_engine_is_the_trainer",
     ),
     Mutant(

@@ -111,7 +111,7 @@ RECORDS = (
         "B5.15",
         "A list of allowed fields leaves the routes out on the way from the rollout to the trainer.",
         "NeMo-RL #2849, slime #1909",
-        (Edit("theory.contracts:Rollouts.select", "experts=None if self.experts is None else", "experts=None and"),),
+        (Edit("theory.rollouts:Rollouts.select", "experts=None if self.experts is None else", "experts=None and"),),
         "every_field_is_carried",
     ),
     Mutant(
@@ -121,7 +121,7 @@ RECORDS = (
         "slime #1145",
         (
             Edit(
-                "theory.contracts:Rollouts.concat",
+                "theory.rollouts:Rollouts.concat",
                 "RoutingRecord.concat(experts) if len(experts) == len(parts) else None",
                 "None",
             ),

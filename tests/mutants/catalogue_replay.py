@@ -139,8 +139,8 @@ REPLAY = (
         "verl #5891",
         (
             Edit(
-                f"{PASS}._check_rows",
-                "if record is not None and record.num_rows_B != self._num_rows_B:",
+                "theory.routing.passes:RoutingPlan.require_rows",
+                "if self.record is not None and self.record.num_rows_B != num_rows_B:",
                 "if False:",
             ),
         ),

@@ -18,8 +18,8 @@ from tests.theory.bound_problems import draw_policy
 from theory.bounds import BOUNDS, Bound
 from theory.bounds.conditional import prefix_gap
 from theory.bounds.gradient import gap
-from theory.exact.estimator import Problem, true_gradient
 from theory.exact.levels import REWARDS, disturbed, logit_noise, scale_at, token_kl
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
 

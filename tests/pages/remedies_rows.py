@@ -19,7 +19,7 @@ from sandbox.exact.flow import SandboxFlow
 from tests.pages.study import ROOT, Values, runs_in
 from tests.pages.study import mean as mean_of
 from theory.bounds.conditional import gap_conditional, gap_prefix
-from theory.exact.estimator import Problem
+from theory.exact.problem import Problem
 from theory.streams import derive_seed
 
 KEPT = ROOT / "results/flow/remedies.csv"

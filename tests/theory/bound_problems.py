@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from theory.bounds import BOUNDS, Bound
-from theory.exact.estimator import Problem
 from theory.exact.levels import disturbed, logit_noise
 from theory.exact.policies import LinearPolicy, TabularPolicy, TreePolicy, bigram, counts
+from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from theory.exact.estimator import Problem
 from theory.exact.policies import LinearPolicy, TabularPolicy, counts
+from theory.exact.problem import Problem
 from theory.exact.tree import Paths, PrefixTree
 from theory.streams import stream
 

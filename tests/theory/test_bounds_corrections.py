@@ -15,9 +15,10 @@ from tests.theory.bound_problems import Case, assert_holds, cases, draw_problem
 from theory.bounds import BOUNDS, Bound, corrections, weights
 from theory.bounds.steps import edge_norms
 from theory.divergences import effective_sample_size
-from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.policies import TabularPolicy
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.objectives import Objective, correction, ratios
 from theory.objectives.aggregations import token_sum

@@ -14,9 +14,10 @@ from torch import Tensor
 from tests.effort import heavy
 from tests.theory.bound_problems import Case, assert_holds, cases, draw_problem, two_steps
 from theory.bounds import BOUNDS, Bound, conditional, gradient, steps
-from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.policies import TabularPolicy
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.objectives import Objective, ratios
 from theory.objectives.aggregations import token_sum

@@ -9,9 +9,10 @@ import torch
 
 from tests.theory.exact_world import World, make_world
 from theory import advantages
-from theory.exact.estimator import Problem, estimate
+from theory.exact.estimator import estimate
 from theory.exact.expected import expected_update
 from theory.exact.groups import Group
+from theory.exact.problem import Problem
 from theory.objectives import Objective, Top, correction, preset
 
 OBJECTIVES: dict[str, Objective] = {

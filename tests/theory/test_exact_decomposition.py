@@ -9,9 +9,10 @@ import torch
 
 from tests.theory.exact_world import make_world
 from theory.exact.decomposition import first_order_bias, left_out, pair_terms
-from theory.exact.estimator import Problem, estimate
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl
+from theory.exact.problem import Problem
 from theory.exact.rates import reinforce
 
 WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]

@@ -13,9 +13,10 @@ from torch import Tensor
 from tests.theory.exact_world import World, log_probabilities, make_world
 from theory import advantages
 from theory.exact import estimator as module
-from theory.exact.estimator import Problem, estimate, true_gradient, value
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.policies import JacobianPolicy
+from theory.exact.problem import Problem, true_gradient, value
 from theory.exact.rates import reinforce
 from theory.objectives import PRESETS, Objective, correction, preset
 from theory.streams import stream

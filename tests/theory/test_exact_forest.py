@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
-from theory.exact.estimator import Problem, estimate, expected_reward, true_gradient
+from theory.exact.estimator import estimate
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import expected_length, token_kl
 from theory.exact.networks import NetworkPolicy, node_features
 from theory.exact.policies import TabularPolicy
+from theory.exact.problem import Problem, expected_reward, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.objectives import preset
 from theory.streams import stream

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from theory.bounds import gradient, steps
-from theory.exact.estimator import Problem, estimate, true_gradient
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group, classes
 from theory.exact.levels import REWARDS, disturbed, expected_length, logit_noise
 from theory.exact.policies import TabularPolicy
+from theory.exact.problem import Problem, true_gradient
 from theory.exact.tree import PrefixTree
 from theory.objectives import correction, preset
 from theory.streams import stream

@@ -14,10 +14,11 @@ from theory import advantages
 from theory.exact import noise
 from theory.exact.batch import Batch
 from theory.exact.engines import engine
-from theory.exact.estimator import Problem, coefficients, estimate
+from theory.exact.estimator import coefficients, estimate
 from theory.exact.expected import Update
 from theory.exact.groups import Group
 from theory.exact.noise import draw, variance
+from theory.exact.problem import Problem
 from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
 from theory.objectives import PRESETS, Objective, preset

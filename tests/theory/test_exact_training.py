@@ -12,13 +12,14 @@ from tests.theory.exact_runs import NORMALISED, SETTLED, groups_of, make_task, s
 from theory.exact import engines
 from theory.exact.batch import Batch
 from theory.exact.engines import engine
-from theory.exact.estimator import Problem, estimate, true_gradient, value
+from theory.exact.estimator import estimate
 from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import Edges
 from theory.exact.networks import NetworkPolicy, placed
 from theory.exact.policies import LinearPolicy, TabularPolicy
+from theory.exact.problem import Problem, true_gradient, value
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import COLUMNS, ExactTask

@@ -1,4 +1,4 @@
-"""The first-order gap, step by step: prefixes enter through mean rewards given y_<=t, suffixes through rewards' range.
+"""The first-order gap, step by step: prefixes enter through mean rewards given y_<=t, suffixes through their range.
 
 Given y_<=t, W = W_<t w_t W_>t, so that with Q(y_<=t) = E[R | y_<=t] under pi or mu, and d(s) the probability of the
 prefix s = y_<t,
@@ -22,7 +22,7 @@ from torch import Tensor
 from theory.bounds.bound import Bound
 from theory.bounds.gradient import centred, fisher_eigenvalue, gap, target
 from theory.bounds.steps import after, around, conditionals, depth_kl, edge_norms
-from theory.exact.estimator import Problem
+from theory.exact.problem import Problem
 
 
 def prefix_gap(problem: Problem) -> Float[Tensor, " Q"]:
@@ -78,7 +78,7 @@ def gap_conditional_fisher(problem: Problem) -> Bound:
         mixed_nV = depth.reach_pi_n[:, None] * depth.q_pi_nV - depth.reach_mu_n[:, None] * depth.q_mu_nV
         mean_n1 = (depth.pi_nV * mixed_nV).sum(1, keepdim=True)
         variance_n = (depth.pi_nV * (mixed_nV - mean_n1).square()).sum(1)
-        # Where mu has no mass pi has none either (`target` requires it): 0 / 0 adds nothing.
+        # Where mu has no mass, pi has none either (`target` requires it): 0 / 0 adds nothing.
         total = total + torch.where(depth.reach_mu_n > 0, variance_n / depth.reach_mu_n, 0.0).sum()
     return Bound("gap_conditional_fisher", gap(problem).norm(), (fisher_eigenvalue(problem) * total).sqrt())
 

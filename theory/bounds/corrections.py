@@ -30,19 +30,12 @@ from theory.bounds.weights import (
     token_chi2,
     token_excess,
 )
-from theory.exact.estimator import Estimate, Problem, estimate
+from theory.exact.estimator import Estimate, estimate
 from theory.exact.groups import Group
+from theory.exact.problem import Problem
 from theory.objectives import Objective, ratios
 from theory.objectives.aggregations import token_sum
-from theory.objectives.corrections import (
-    Correction,
-    IcePop,
-    NoCorrection,
-    PrefixTIS,
-    SeqTIS,
-    TokenIS,
-    TokenTIS,
-)
+from theory.objectives.corrections import Correction, IcePop, NoCorrection, PrefixTIS, SeqTIS, TokenIS, TokenTIS
 from theory.objectives.trust_regions import MinClip, MiniRLMask, NoRegion, TrustRegion
 
 # ---- bias ------------------------------------------------------------------------------------------------------------
@@ -145,7 +138,8 @@ def minirl_mask_bias(problem: Problem, eps_low: float, eps_high: float, cap: flo
     M_t is MiniRL's gradient stop (Eq. 7), decided by r = pi/old, while the weight is pi/mu. Proof: where M_t is 1 the
     two are the same. Tight as `min_clip_bias`.
     """
-    cut, whole = (_minirl(low, high, cap) for low, high in ((eps_low, eps_high), (1.0, math.inf)))
+    regions = MiniRLMask(eps_low, eps_high), MiniRLMask(1.0, math.inf)
+    cut, whole = (_objective(ratios.token, region, TokenTIS("pi", cap)) for region in regions)
     return _bias("minirl_mask_bias", problem, cut, whole, stopped(problem, eps_low, eps_high, cap), scale=1.0)
 
 
@@ -199,10 +193,6 @@ def _score(correction: Correction) -> Objective:
 
 def _clip(eps_low: float, eps_high: float) -> Objective:
     return _objective(ratios.token, MinClip(eps_low, eps_high), NoCorrection())
-
-
-def _minirl(eps_low: float, eps_high: float, cap: float) -> Objective:
-    return _objective(ratios.token, MiniRLMask(eps_low, eps_high), TokenTIS("pi", cap))
 
 
 def _objective(ratio: ratios.Ratio, region: TrustRegion, correction: Correction) -> Objective:

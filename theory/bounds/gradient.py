@@ -35,8 +35,8 @@ from theory.bounds.steps import (
     tv_from_kl,
     whole_tv,
 )
-from theory.exact.estimator import Problem
 from theory.exact.levels import Edges
+from theory.exact.problem import Problem
 from theory.streams import stream
 
 

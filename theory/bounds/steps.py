@@ -17,9 +17,9 @@ from torch import Tensor
 
 from theory.bounds.bound import Bound
 from theory.bounds.routing import kl
-from theory.exact.estimator import Problem
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
+from theory.exact.problem import Problem
 from theory.exact.tree import Paths, PrefixTree
 
 # ---- quantities ------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from theory.bounds.bound import Bound
 from theory.bounds.steps import depth_kl, relative_square
-from theory.exact.estimator import Problem
 from theory.exact.levels import Edges
+from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
 
 # ---- tails, exactly --------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class Batch:
         by_length = self.objective.aggregation.counts == "tokens"
         size_Y = self.forest.lengths if by_length else torch.ones_like(self.forest.lengths)
         total = (self.probability_Y * torch.where(self.kept_Y, size_Y, 0)).sum()
+        # Where every response is rejected all shares are 0, over whatever this is.
         return total.clamp(min=torch.finfo(torch.float64).tiny)
 
     @cached_property

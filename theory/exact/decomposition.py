@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.exact.estimator import Problem
+from theory.exact.problem import Problem
 
 
 def pair_terms(problem: Problem, baseline: float) -> Float[Tensor, "T T Q"]:

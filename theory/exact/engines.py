@@ -41,10 +41,6 @@ def _itself(policy: MovablePolicy) -> TreePolicy:
     return policy
 
 
-def _no_shift(policy: MovablePolicy) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Rollout:
     """All responses of one mu: the policies that sampled and scored them, and the one whose gradients are taken.
@@ -56,7 +52,7 @@ class Rollout:
     logp_mu: Edges
     logp_old: Edges
     trained: Callable[[MovablePolicy], TreePolicy] = _itself
-    router_shift: Callable[[MovablePolicy], Sequence[Float[Tensor, " _n"]] | None] = _no_shift
+    router_shift: Callable[[MovablePolicy], Sequence[Float[Tensor, " _n"]] | None] = lambda policy: None
 
 
 @runtime_checkable

@@ -9,7 +9,6 @@ Letters: theory/exact/tree.py and groups.py. Papers: MiniRL (arXiv 2512.01374) E
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,75 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory.exact.centred import response_gradients
-from theory.exact.groups import Classes, Group, Moments, classes, moments
+from theory.exact.groups import Classes, Group, classes, moments
 from theory.exact.levels import Edges
-from theory.exact.policies import TreePolicy
-from theory.exact.settling import (
-    at_nodes,
-    baselines,
-    log_mean,
-    require_group,
-    require_routers,
-    within_budget,
-)
-from theory.exact.tree import Paths, PrefixTree
+from theory.exact.problem import Problem, true_gradient
+from theory.exact.settling import at_nodes, baselines, log_mean, require_group, require_routers, within_budget
+from theory.exact.tree import Paths
 from theory.objectives import Objective, Totals
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The setting of an estimate: the target policy, the one that sampled, the old one, one reward per response.
-
-    `trained` is the policy whose gradients an estimator takes, where it is not the target: the same weights under
-    replayed routes. `router_shift` is the distance of its routers from old's at every node, in nats, where there
-    are routers (theory/routing/shift.py). Raises ValueError where the rewards are not one per response, or not finite.
-    """
-
-    target: TreePolicy
-    logp_mu: Edges
-    logp_old: Edges
-    reward_Y: Float[Tensor, " Y"]
-    trained: TreePolicy | None = None
-    router_shift: Sequence[Float[Tensor, " _n"]] | None = None
-
-    def __post_init__(self) -> None:
-        num = self.target.tree.num_responses
-        if self.reward_Y.shape != (num,):
-            raise ValueError(
-                f"reward_Y: expected {num} rewards, one per response, got shape {tuple(self.reward_Y.shape)}"
-            )
-        if not self.reward_Y.isfinite().all():
-            raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
-
-    @property
-    def policy(self) -> TreePolicy:
-        """The policy whose gradients the estimator takes."""
-        return self.target if self.trained is None else self.trained
-
-
-def value(problem: Problem) -> float:
-    """J_seq = E_pi[R], in units of reward (MiniRL Eq. 1)."""
-    return expected_reward(problem.target.tree, problem.target.logp(), problem.reward_Y)
-
-
-def expected_reward(tree: PrefixTree, logp: Edges, reward_Y: Float[Tensor, " Y"]) -> float:
-    """E[R] of the responses that these conditionals generate, in units of reward."""
-    return float((tree.log_probabilities(logp).exp() * reward_Y).sum())
-
-
-def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
-    """grad J_seq = E_pi[R sum_t grad log pi_t], exactly (MiniRL Eq. 2).
-
-    Subtracting the mean reward does not change the expectation and saves digits.
-    """
-    tree, logp = problem.target.tree, problem.target.logp()
-    probability_Y = tree.log_probabilities(logp).exp()
-    centred_Y = problem.reward_Y - (probability_Y * problem.reward_Y).sum()
-    edges = tree.zero_edges()
-    for rows, paths in tree.chunks():
-        each_B1 = (probability_Y[rows] * centred_Y[rows])[:, None]
-        tree.scatter(edges, each_B1.expand(-1, tree.max_length), paths)
-    return problem.target.pullback(edges)
 
 
 @dataclass(frozen=True)
@@ -164,7 +100,9 @@ def estimate(
     objective = _settled(problem, objective, signs_sY)
     means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
     mean = torch.einsum("sc,scq->q", weights.first_sC, means)
-    second = (weights.square_sC * squares_sC).sum() + _cross(weights, means)
+    # Given their classes two responses of a group are independent: E<u_i, u_j> is the product of their class means.
+    gram = torch.einsum("scq,rdq->scrd", means, means)
+    second = (weights.square_sC * squares_sC).sum() + (weights.cross_sCsC * gram).sum()
     variance = group.num_responses * float(second - mean.square().sum())
     return Estimate(mean, truth, variance, weights.num_draws)
 
@@ -214,12 +152,6 @@ def _centred_gradients(problem: Problem, objective: Objective) -> Float[Tensor, 
     """u(y) of every response at the advantages +1 and -1, with the objective's centering."""
     mu, old = list(problem.logp_mu), list(problem.logp_old)
     return torch.stack([response_gradients(problem.policy, mu, old, objective, sign) for sign in (1.0, -1.0)]).double()
-
-
-def _cross(weights: Moments, means_sCQ: Tensor) -> Tensor:
-    # Given their classes two responses of a group are independent: E<u_i, u_j> is the product of their class means.
-    gram = torch.einsum("scq,rdq->scrd", means_sCQ, means_sCQ)
-    return (weights.cross_sCsC * gram).sum()
 
 
 def _class_gradients(
@@ -322,4 +254,4 @@ def _kept(problem: Problem, objective: Objective, paths: Paths) -> Bool[Tensor, 
     return objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1)
 
 
-__all__ = ["Edges", "Estimate", "Problem", "coefficients", "estimate", "expected_reward", "true_gradient", "value"]
+__all__ = ["Estimate", "coefficients", "estimate"]

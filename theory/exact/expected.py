@@ -24,11 +24,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from theory.exact.batch import Batch
-from theory.exact.estimator import Problem, coefficients
+from theory.exact.estimator import coefficients
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
+from theory.exact.problem import Problem
 from theory.exact.settling import at_nodes, require_group, require_routers, within_budget
 from theory.objectives import Objective, Top
 

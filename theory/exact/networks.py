@@ -60,11 +60,7 @@ class NetworkPolicy:
 
     @staticmethod
     def random(
-        forest: Forest,
-        generator: torch.Generator,
-        scale: float = 1.0,
-        num_hidden: int = 32,
-        temperature: float = 1.0,
+        forest: Forest, generator: torch.Generator, scale: float = 1.0, num_hidden: int = 32, temperature: float = 1.0
     ) -> NetworkPolicy:
         """Entries of W ~ N(0, 2/F), of U ~ N(0, scale^2/H), which gives logits of about that scale; b and c are 0."""
         inputs = node_features(forest)

@@ -16,10 +16,11 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from theory.exact.estimator import Problem, estimate, value
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.levels import sequence_kl
 from theory.exact.policies import LinearPolicy, TabularPolicy
+from theory.exact.problem import Problem, value
 from theory.objectives import Objective, correction, preset
 
 SCALES = tuple(float(x) for x in np.geomspace(1e-4, 1e-2, 9))

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from theory import divergences
 from theory.exact.engines import MovablePolicy, mean_kl
-from theory.exact.estimator import Estimate, Problem, expected_reward, true_gradient
+from theory.exact.estimator import Estimate
 from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.levels import Edges, token_kl
 from theory.exact.noise import variance
+from theory.exact.problem import Problem, expected_reward, true_gradient
 
 COLUMNS: dict[str, str] = {
     "reward": "J(pi) = E_pi[R], in units of reward",
@@ -94,11 +95,7 @@ def mean_entropy(forest: Forest, logp: Edges) -> float:
 
 
 def observe(
-    task: ExactTask,
-    policy: MovablePolicy,
-    updates: Sequence[Update],
-    centred: bool = False,
-    has_variance: bool = True,
+    task: ExactTask, policy: MovablePolicy, updates: Sequence[Update], centred: bool = False, has_variance: bool = True
 ) -> dict[str, float]:
     """Every column at `policy`, about to follow the mean of the updates' gradients, less their drift where `centred`.
 

@@ -188,10 +188,7 @@ class Objective(Composition):
         return token_weights(self.correction, self.rejection, log_gap_BT, log_rho_BT, kept_BT, is_response_BT, log_mean)
 
     def totals(
-        self,
-        logp_old_BT: Float[Tensor, "B T"],
-        logp_mu_BT: Float[Tensor, "B T"],
-        is_response_BT: Bool[Tensor, "B T"],
+        self, logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
     ) -> Totals:
         """The denominators of a whole mini-batch, after rejections: with them its micro-batches' objectives add up."""
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
@@ -205,10 +202,7 @@ class Objective(Composition):
         return replace(totals, log_mean_weight=mean)
 
     def kept(
-        self,
-        logp_old_BT: Float[Tensor, "B T"],
-        logp_mu_BT: Float[Tensor, "B T"],
-        is_response_BT: Bool[Tensor, "B T"],
+        self, logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
     ) -> Bool[Tensor, "B T"]:
         """The response tokens of the responses that the correction keeps: the mask that every sum runs over."""
         if not (self.correction.rejection or self.rejection.rejection):

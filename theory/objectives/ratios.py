@@ -30,19 +30,13 @@ class Ratio:
     compute: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(
-        self,
-        logp_pi_BT: Float[Tensor, "B T"],
-        logp_old_BT: Float[Tensor, "B T"],
-        is_response_BT: Bool[Tensor, "B T"],
+        self, logp_pi_BT: Float[Tensor, "B T"], logp_old_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """The ratio on every token; 1 in value, with zero gradient, under a False mask where it is a token's own."""
         return self.log(logp_pi_BT, logp_old_BT, is_response_BT).exp()
 
     def log(
-        self,
-        logp_pi_BT: Float[Tensor, "B T"],
-        logp_old_BT: Float[Tensor, "B T"],
-        is_response_BT: Bool[Tensor, "B T"],
+        self, logp_pi_BT: Float[Tensor, "B T"], logp_old_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """The ratio's logarithm on every token, nats; never inf, and -inf where the ratio is 0."""
         # Masked before any arithmetic, so that nan or inf in the padding reaches neither value nor gradient.

@@ -105,10 +105,6 @@ def _is_whole(d_RL: Tensor) -> Tensor:
     return d_RL.amin(dim=1) != MISSING
 
 
-def _sequence_means(d_RL: Tensor, record: RoutingRecord) -> Tensor:
-    return _means_of_sequences(_token_counts(d_RL), _is_whole(d_RL), record)
-
-
 def _means_of_sequences(counts: Tensor, is_whole_R: Tensor, record: RoutingRecord) -> Tensor:
     device = is_whole_R.device
     num_rows_B = record.offsets.diff().to(device)
@@ -142,7 +138,8 @@ def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -
     Over responses with at least one row that both records have at every layer.
     """
     largest = record_a.num_slots * len(record_a.layer_numbers)
-    means = _sequence_means(difference_counts(record_a, record_b), record_a)
+    d_RL = difference_counts(record_a, record_b)
+    means = _means_of_sequences(_token_counts(d_RL), _is_whole(d_RL), record_a)
     return _histogram(means.floor().long(), largest)
 
 
@@ -151,7 +148,8 @@ def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> flo
     num_d = route_counts(record_a, record_b).num_d
     num = int(num_d.sum())
     if num == 0:
-        raise ValueError(f"expected a row and layer present in both records, got none of {_num_routers(record_a)}")
+        num = sum(record_a.num_rows_B) * len(record_a.layer_numbers)
+        raise ValueError(f"expected a row and layer present in both records, got none of {num}")
     return (num - int(num_d[0])) / num
 
 
@@ -160,10 +158,6 @@ def router_disagreement_by_layer(record_a: RoutingRecord, record_b: RoutingRecor
     d_RL = difference_counts(record_a, record_b)
     shares_L = (d_RL > 0).sum(dim=0) / (d_RL != MISSING).sum(dim=0)  # NaN where a layer has no row in both
     return {n: share for n, share in zip(record_a.layer_numbers, shares_L.tolist(), strict=True) if share == share}
-
-
-def _num_routers(record: RoutingRecord) -> int:
-    return sum(record.num_rows_B) * len(record.layer_numbers)
 
 
 def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:

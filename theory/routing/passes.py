@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -109,3 +110,42 @@ class RoutingPlan:
             feature_rows=None if self.feature_rows is None else tuple(self.feature_rows[b] for b in indices),
             scored=self.scored.select(indices) if isinstance(self.scored, RoutingRecord) else self.scored,
         )
+
+    def expected_layers(self, layer_numbers: Sequence[int] | None) -> list[int] | None:
+        """The layers that a pass routes: the model's, or those that the plan names; ValueError where these differ."""
+        known = sorted(self.predictor) or None
+        if self.record is not None:
+            known = list(self.record.layer_numbers)
+        if layer_numbers is None:
+            return known
+        if known is not None and known != sorted(layer_numbers):
+            raise ValueError(f"expected the model's layers {sorted(layer_numbers)}, got {known} to be {self.source}")
+        return sorted(layer_numbers)
+
+    def require_rows(self, num_rows_B: list[int], width: int) -> None:
+        """ValueError unless a batch of these rows per response, padded to `width`, is one that the plan is for."""
+        scored, features = self.scored, self.feature_rows
+        if max(num_rows_B, default=0) > width:
+            raise ValueError(f"expected a width of at least {max(num_rows_B)} rows, got {width}")
+        if self.record is not None and self.record.num_rows_B != num_rows_B:
+            raise ValueError(f"expected a record of {num_rows_B} rows per response, got {self.record.num_rows_B}")
+        if isinstance(scored, RoutingRecord) and scored.num_rows_B != num_rows_B:
+            raise ValueError(f"expected experts to score on {num_rows_B} rows, got {scored.num_rows_B}")
+        if isinstance(scored, RoutingRecord) and scored.num_missing_rows:
+            raise ValueError(f"expected experts to score on every row, got none on {scored.num_missing_rows}")
+        if features is not None and len(features) != len(num_rows_B):
+            raise ValueError(f"expected feature rows of {len(num_rows_B)} responses, got {len(features)}")
+
+    def flat_feature_rows(self, num_rows_B: list[int], width: int) -> Int[Tensor, " F"] | None:
+        """The feature rows' places in the flattened batch, if any; ValueError where a response lacks such a row."""
+        if self.feature_rows is None:
+            return None
+        num_features_B = torch.tensor([rows.shape[0] for rows in self.feature_rows], dtype=torch.int64)
+        response_F = torch.arange(len(self.feature_rows)).repeat_interleave(num_features_B)
+        rows_F = torch.cat(list(self.feature_rows))
+        is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(num_rows_B)[response_F])
+        if bool(is_outside_F.any()):
+            b = int(response_F[is_outside_F][0])
+            got = self.feature_rows[b].tolist()
+            raise ValueError(f"response {b}: expected feature rows in [0, {num_rows_B[b]}), got {got}")
+        return response_F * width + rows_F

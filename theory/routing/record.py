@@ -191,6 +191,7 @@ class RoutingRecord:
             got, expected = part._signature, first._signature
             if got != expected:
                 raise ValueError(f"record {i}: expected (layers, slots, experts) {expected} as in record 0, got {got}")
+        # By a method of the first: a record whose rows are in other processes joins them there.
         return first._followed_by(parts[1:])
 
     def _followed_by(self, others: Sequence[RoutingRecord]) -> RoutingRecord:

@@ -57,23 +57,19 @@ class ReplayContext:
     """
 
     def __init__(
-        self,
-        plan: RoutingPlan,
-        num_rows_B: Sequence[int],
-        width: int,
-        layer_numbers: Sequence[int] | None = None,
+        self, plan: RoutingPlan, num_rows_B: Sequence[int], width: int, layer_numbers: Sequence[int] | None = None
     ) -> None:
         self.plan = plan
         self._num_rows_B = [int(n) for n in num_rows_B]
         self._width = width
-        self._layer_numbers = _expected_layers(plan, layer_numbers)
+        self._layer_numbers = plan.expected_layers(layer_numbers)
         self._state: Literal["new", "open", "closed", "failed"] = "new"
         # Layers routed again by the recomputation in progress; None outside of one.
         self._recomputed: set[int] | None = None
         self._forget()
-        self._check_rows()
+        plan.require_rows(self._num_rows_B, width)
         self._rows_R = flat_rows(self._num_rows_B, width)
-        self._where_F = None if plan.feature_rows is None else self._flat_features(plan.feature_rows)
+        self._where_F = plan.flat_feature_rows(self._num_rows_B, width)
 
     def _forget(self) -> None:
         self._experts: dict[int, Tensor] = {}
@@ -82,31 +78,6 @@ class ReplayContext:
         self._logits: dict[int, Tensor] = {}
         self._scores: dict[int, Tensor] = {}
         self._num_experts: int | None = None
-
-    def _check_rows(self) -> None:
-        B, record, features = len(self._num_rows_B), self.plan.record, self.plan.feature_rows
-        if max(self._num_rows_B, default=0) > self._width:
-            raise ValueError(f"expected a width of at least {max(self._num_rows_B)} rows, got {self._width}")
-        if record is not None and record.num_rows_B != self._num_rows_B:
-            raise ValueError(f"expected a record of {self._num_rows_B} rows per response, got {record.num_rows_B}")
-        scored = self.plan.scored
-        if isinstance(scored, RoutingRecord) and scored.num_rows_B != self._num_rows_B:
-            raise ValueError(f"expected experts to score on {self._num_rows_B} rows, got {scored.num_rows_B}")
-        if isinstance(scored, RoutingRecord) and scored.num_missing_rows:
-            raise ValueError(f"expected experts to score on every row, got none on {scored.num_missing_rows}")
-        if features is not None and len(features) != B:
-            raise ValueError(f"expected feature rows of {B} responses, got {len(features)}")
-
-    def _flat_features(self, rows_B: Sequence[Tensor]) -> Tensor:
-        """The places of the feature rows in the flattened batch; ValueError where a response does not have that row."""
-        num_rows_B = torch.tensor([rows.shape[0] for rows in rows_B], dtype=torch.int64)
-        response_F, rows_F = torch.arange(len(rows_B)).repeat_interleave(num_rows_B), torch.cat(list(rows_B))
-        is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(self._num_rows_B)[response_F])
-        if bool(is_outside_F.any()):
-            b = int(response_F[is_outside_F][0])
-            expected, got = self._num_rows_B[b], rows_B[b].tolist()
-            raise ValueError(f"response {b}: expected feature rows in [0, {expected}), got {got}")
-        return response_F * self._width + rows_F
 
     def __enter__(self) -> ReplayContext:
         if self._state != "new":
@@ -316,14 +287,3 @@ class ReplayContext:
             logits=torch.stack([self._logits[n] for n in numbers], dim=1),
             layer_numbers=numbers,
         )
-
-
-def _expected_layers(plan: RoutingPlan, layer_numbers: Sequence[int] | None) -> list[int] | None:
-    known = sorted(plan.predictor) or None
-    if plan.record is not None:
-        known = list(plan.record.layer_numbers)
-    if layer_numbers is None:
-        return known
-    if known is not None and known != sorted(layer_numbers):
-        raise ValueError(f"expected the model's layers {sorted(layer_numbers)}, got {known} to be {plan.source}")
-    return sorted(layer_numbers)

@@ -19,14 +19,6 @@ GROWN = 1.5
 """Smallest growth factor of the gap on the same draws that counts as growth."""
 
 
-def _stopped(seen: Seen) -> float:
-    return float("stopped_since" in seen)
-
-
-def _behind(seen: Seen) -> float:
-    return float("steps_behind" in seen)
-
-
 def _partly(seen: Seen) -> float:
     """Requires that the steps' own clues say other weights: truncation or a temperature also lowers the slope."""
     if "version_left" in seen:
@@ -81,13 +73,13 @@ def _slot_words(seen: Seen) -> str:
 
 STEPS_CAUSES: tuple[Cause, ...] = (
     Cause(
-        "stopped", "weights that no longer arrive", _stopped, _stopped_words,
+        "stopped", "weights that no longer arrive", lambda seen: float("stopped_since" in seen), _stopped_words,
         "Check the weight transfer of that step: a swallowed error, an engine restarted from a checkpoint, adapters "
         "that are never merged. Push once by hand, score the same batch again, and check that the gap vanishes.",
         (),
     ),
     Cause(
-        "behind", "weights that are some steps old", _behind, _behind_words,
+        "behind", "weights that are some steps old", lambda seen: float("steps_behind" in seen), _behind_words,
         "If the lag is intended (asynchronous training), correct it by importance weights and log it; otherwise make "
         "sampling wait for the weight transfer.",
         (),

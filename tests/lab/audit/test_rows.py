@@ -15,7 +15,7 @@ from torch import Tensor
 from lab.audit import AuditConfig, audit
 from lab.audit.cases import draw_reward, exact_cases
 from lab.audit.config import GroupBlock
-from theory.exact.estimator import Problem
+from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
 from theory.objectives import Objective
 from theory.streams import stream

@@ -28,9 +28,10 @@ from tests.sandbox.exact.tree_world import (
     same_edges,
 )
 from theory.algorithm import OptimizerSettings
-from theory.exact.estimator import estimate, true_gradient, value
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
 from theory.exact.levels import token_kl
+from theory.exact.problem import true_gradient, value
 from theory.routing.measures import difference_counts
 from theory.routing.passes import MODES, Mode, RoutingPlan
 from theory.streams import stream

@@ -22,7 +22,7 @@ from sandbox.run import build_learner
 from sandbox.training.learner import Learner
 from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, TREE
 from theory.contracts import Prompt, Response
-from theory.exact.estimator import true_gradient
+from theory.exact.problem import true_gradient
 from theory.loop import global_step, hand_over
 from theory.streams import stream
 

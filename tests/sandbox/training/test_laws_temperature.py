@@ -17,8 +17,9 @@ from tests.contracts import worlds
 from tests.sandbox.engines.prefill import prefilled
 from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, ROUNDING, SEED, TREE
 from theory.contracts import MiniBatch, Rollouts, Sampling
-from theory.exact.estimator import Problem, estimate
+from theory.exact.estimator import estimate
 from theory.exact.groups import Group
+from theory.exact.problem import Problem
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
 from theory.streams import stream

@@ -47,11 +47,7 @@ class TrustRegion(Protocol):
         ...
 
     def term(
-        self,
-        tokens: Tokens,
-        log_ratio_BT: Float[Tensor, "B T"],
-        weight: Factor,
-        advantages_B1: Float[Tensor, "B _T"],
+        self, tokens: Tokens, log_ratio_BT: Float[Tensor, "B T"], weight: Factor, advantages_B1: Float[Tensor, "B _T"]
     ) -> Float[Tensor, "B T"]:
         """The term that each token adds to the maximised sum. Only pi and the ratio carry a gradient."""
         ...

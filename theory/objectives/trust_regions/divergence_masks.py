@@ -37,16 +37,12 @@ def binary_kl(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) 
     token whose log-probability one engine rounds to 0 and the other to -1e-7 counts as no divergence, never as nan.
     Source: DPPO Eq. 14, with p = mu. Differs from source: (1) that floor (its authors add 1e-8 to both rests).
     """
-    rest_p_BT, rest_q_BT = (_rest(logp_BT) for logp_BT in (logp_p_BT, logp_q_BT))
+    rest_p_BT, rest_q_BT = ((-x_BT.expm1()).clamp(min=torch.finfo(x_BT.dtype).eps) for x_BT in (logp_p_BT, logp_q_BT))
     # A token that p excludes adds nothing, whatever q gives it; one that q alone excludes is infinitely far, also where
     # p is too small for a float.
     this_BT = torch.where(logp_q_BT.isneginf(), math.inf, logp_p_BT.exp() * (logp_p_BT - logp_q_BT))
     this_BT = torch.where(logp_p_BT.isneginf(), 0.0, this_BT)
     return this_BT + rest_p_BT * (rest_p_BT / rest_q_BT).log()
-
-
-def _rest(logp_BT: Tensor) -> Tensor:
-    return (-logp_BT.expm1()).clamp(min=torch.finfo(logp_BT.dtype).eps)
 
 
 @dataclass(frozen=True)
