@@ -62,6 +62,14 @@ class Named(Protocol):
     def label(self) -> str: ...
 
 
+TICKS = (
+    (1, 2, 5),
+    (1, 1.5, *range(2, 10)),
+    (1, 1.2, 1.5, 1.8, *(halves / 2 for halves in range(4, 20))),
+    tuple(tenths / 10 for tenths in range(10, 100)),
+)
+"""Ticks of a log axis that has few decades, from wide to close: the first with three of them in range is taken."""
+
 FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 
 
@@ -152,7 +160,7 @@ class Scale:
         return (self.height(value) - self.low) / (self.high - self.low) * height
 
     def axis(self) -> dict[str, Any]:
-        """plotly's axis; log ticks stand at decades, or at 1, 2, 5 where those are few, and the floor's reads 0."""
+        """plotly's axis; log ticks stand at decades, at 1, 2, 5 where those are few, or closer; the floor's reads 0."""
         if not self.is_log:
             return {"range": [self.low, self.high]}
         zero = None if self.floor is None else round(math.log10(self.floor))
@@ -162,11 +170,17 @@ class Scale:
             ticks = {10.0**t: "1" if t == 0 else f"10<sup>{t}</sup>" for t in decades if t % every == 0}
         else:
             low = self.low if zero is None else zero + 0.5
-            steps = [m * 10.0**t for t in range(math.floor(low), math.ceil(self.high) + 1) for m in (1, 2, 5)]
-            ticks = {value: number(value) for value in steps if low <= math.log10(value) <= self.high}
+            within = [_within(steps, low, self.high) for steps in TICKS]
+            ticks = {value: number(value) for value in next((few for few in within if len(few) >= 3), within[-1])}
         if self.floor is not None:
             ticks[self.floor] = "0"
         return {"type": "log", "range": [self.low, self.high], "tickvals": [*ticks], "ticktext": [*ticks.values()]}
+
+
+def _within(steps: Sequence[float], low: float, high: float) -> list[float]:
+    """The multiples of powers of ten whose logarithm is in [low, high]."""
+    values = [step * 10.0**t for t in range(math.floor(low), math.ceil(high) + 1) for step in steps]
+    return [value for value in values if low <= math.log10(value) <= high]
 
 
 def caption(name: str) -> Caption:

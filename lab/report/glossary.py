@@ -26,6 +26,7 @@ TERMS: dict[str, str] = {
     "entropy": "the mean of -log pi over the tokens that pi may choose; near 0 the policy no longer explores",
     **{mode: f"a mode that {plan.effect}" for mode, plan in PASSES.items() if plan.effect},
     "global step": "one round: sample responses, score them, make N updates, hand the weights to the inference engine",
+    "regime": "in the claims ledger, the model, task, engine and optimizer that a set of runs shares",
 }
 """Word to its meaning; a word is found in the spelling used here."""
 

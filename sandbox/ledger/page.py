@@ -28,11 +28,14 @@ from sandbox.ledger.summary import (
 )
 from sandbox.ledger.verdicts import Finding
 
-INTRO = f"""# The claims ledger
+INTRO = """# The claims ledger
 
 Findings of the source papers, tried again in the sandbox. `firstorder reproduce` writes this page from the rows in
 cells.jsonl; no verdict is typed by hand. Each prediction names runs, a measure and the smallest effect that counts,
-and was written in `sandbox/claims/` before the runs that decide it.
+and was written in `sandbox/claims/` before the runs that decide it. How to read the columns follows the table.
+"""
+
+READING = f"""## How to read it
 
 - A claim is decided in one regime, its home, on seeds from {FRESH} on. **reproduced**: all its predictions hold.
   **not reproduced**: one fails. **opposite**: it is beyond its margin on the other side. **inconclusive**: the seeds
@@ -61,8 +64,10 @@ def markdown(
     """The whole page."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
-    parts = [INTRO, _verdicts(made, found, rows), _unreachable(made, needed), _exploratory(claims, regimes, found)]
+    parts = [INTRO, _verdicts(made, found, rows), READING]
     parts += [
+        _unreachable(made, needed),
+        _exploratory(claims, regimes, found),
         "## Regimes\n\ndocs/border.md says which are quiet, at the border or beyond it.\n\n"
         + "".join(f"- {regime.words}\n" for regime in regimes),
         _early_warning(rows),

@@ -344,6 +344,12 @@ def test_every_value_is_inside_its_axis(values: list[float], axis: str) -> None:
     assert all(scale.low <= math.log10(tick) <= scale.high for tick in ticks)
 
 
+@given(st.floats(1e-6, 1e3), st.floats(1.3, 1e6))
+def test_a_log_axis_can_be_read(low: float, factor: float) -> None:
+    """An axis over any range from a factor of 1.3 on has at least three ticks, and at most one per 12 pixels."""
+    assert 3 <= len(Scale.of([low, low * factor], "log").axis()["tickvals"]) <= PLOT_HEIGHT / 12
+
+
 NUMBERS: list[tuple[float | int | None, str]] = [
     (None, "–"), (0.0, "0"), (3, "3"), (0.8314, "0.831"), (12.345, "12.3"), (3.4e-4, "3.4e-4"), (2e-3, "2e-3"),
     (-0.05, "-0.05"), (123456.7, "1.2e5"), (1234.5, "1234"), (0.99996, "1"),

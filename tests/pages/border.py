@@ -30,16 +30,18 @@ def block(text: str) -> str:
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
-    (verdict,) = re.findall(r"^- Claim 49: .* \*\*(.+)\.\*\*$", text, re.MULTILINE)
-    fallen = [own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine")]
-    words = "{} runs without a remedy, {} with R2,\n  {} with R3, {} with Token-TIS and {} with an exact engine"
+    claims = dict(re.findall(r"^- Claim (\d+): .* \*\*(.+)\.\*\*$", text, re.MULTILINE))
+    bare, r2, r3, tis, exact = (own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine"))
     return (
-        "- **The border of stability** (counts and a fit, exploratory). With eight\n"
-        f"  updates per rollout and the largest gap, training collapsed in {words.format(*fallen)}.\n"
-        "  Of all combinations of gap and staleness (N updates per rollout), one predicts collapse best: half of the\n"
-        f"  runs without a remedy collapse at {name} = {border} ({low} to {high}); [study](docs/border.md).\n"
-        f"  In an otherwise exact engine, weights that are one rollout old also end training (claim 49: {verdict}):\n"
-        f"  {stale['no remedy']} runs collapse, {stale['R3']} with R3 and {stale['token TIS']} with Token-TIS.\n"
+        "- **Off policy, R3 and the token weight prevent most collapses** (counts, exploratory). With eight updates\n"
+        f"  per rollout and the largest gap, training collapsed in {bare} runs without a remedy, {r2} with R2,\n"
+        f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. At one update per rollout\n"
+        f"  the weight lowers accuracy (claim 46: {claims['46']}). Of all combinations of gap and staleness (N\n"
+        "  updates per rollout), one predicts collapse best: half of the runs without a remedy collapse at\n"
+        f"  {name} = {border} ({low} to {high}); [where training breaks](docs/border.md).\n"
+        "- **Old weights end training, too.** With an otherwise exact engine whose weights are one rollout old\n"
+        f"  (claim 49: {claims['49']}), {stale['no remedy']} runs collapse, {stale['R3']} with R3 and\n"
+        f"  {stale['token TIS']} with Token-TIS ([study](docs/border.md)).\n"
     )
 
 

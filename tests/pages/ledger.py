@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.cells import Cells
-from sandbox.ledger.claim import FRESH
 from sandbox.ledger.page import markdown
 from sandbox.ledger.power import needs
-from sandbox.ledger.summary import counts_text, lines, spent
+from sandbox.ledger.summary import counts_text, lines
 from sandbox.ledger.verdicts import Finding, findings
 from tests.pages.study import ROOT, Part
 
@@ -35,11 +35,12 @@ def block() -> str:
     made = lines(CLAIMS, found(), needs(CLAIMS, REGIMES, kept()))
     explored = [one for one in found() if not one.decides and one.stand is not None]
     regimes = {one.regime for one in explored}
+    hours = math.fsum(row.get("seconds") or 0.0 for row in kept().values()) / 3600
     return (
-        f"- {len(CLAIMS)} claims, each decided in one regime on seeds from {FRESH} on: {counts_text(made)}.\n"
-        f"- Exploratory, on seeds below {FRESH}: {len(explored)} findings in {len(regimes)} regimes.\n"
-        f"- {spent(kept())}\n"
-        "- Verdicts, effects, power and costs: [results/claims/ledger.md](results/claims/ledger.md).\n"
+        f"- {len(CLAIMS)} claims, each decided in one regime on fresh seeds: {counts_text(made)}.\n"
+        f"- Exploratory, on seeds seen before: {len(explored)} findings in {len(regimes)} regimes.\n"
+        f"- {len(kept())} runs, {hours:.1f} hours of one thread.\n"
+        "- Verdicts, effects, power, costs and machines: [results/claims/ledger.md](results/claims/ledger.md).\n"
     )
 
 
