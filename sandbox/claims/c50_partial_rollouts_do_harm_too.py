@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sandbox.claims.border_arms import at
-from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
+from sandbox.claims.border_arms import BorderClaim, at, most_collapse
+from sandbox.ledger.claim import Arm, Prediction
 from sandbox.ledger.course import AREA, COLLAPSED
 
 
@@ -22,7 +22,7 @@ def oversampled(arm: Arm, unfinished: str) -> Arm:
 NONE, TIS, R3 = (oversampled(at("exact", remedy, 8), "keep") for remedy in ("none", "tis", "R3"))
 DROP = oversampled(at("exact", "none", 8), "drop")
 
-CLAIM = Claim(
+CLAIM = BorderClaim(
     number=50,
     name="partial_rollouts_do_harm_too",
     sentence=(
@@ -30,26 +30,9 @@ CLAIM = Claim(
         "training, R3 does not prevent it, Token-TIS raises accuracy, and training goes on where the tail is dropped."
     ),
     source="here; partial rollouts as in AReaL (arXiv 2505.24298) sec. 4",
-    home="border",
     predictions=(
-        Prediction(
-            words="partial rollouts, no remedy: more than half of the runs collapse",
-            treatment=NONE,
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.49,
-        ),
-        Prediction(
-            words="partial rollouts, R3: more than half of the runs collapse",
-            treatment=R3,
-            control=0.5,
-            measure=COLLAPSED,
-            expected="more",
-            margin=0.0,
-            planned=0.49,
-        ),
+        most_collapse("partial rollouts, no remedy", NONE, planned=0.49),
+        most_collapse("partial rollouts, R3", R3, planned=0.49),
         Prediction(
             words="partial rollouts: truncated importance sampling raises accuracy by 0.02",
             treatment=TIS,
@@ -65,12 +48,9 @@ CLAIM = Claim(
             control=0.5,
             measure=COLLAPSED,
             expected="less",
-            margin=0.0,
             planned=-0.49,
         ),
     ),
     num_seeds=16,
-    first_seed=FRESH,
-    regimes=("border",),
     shown=("eval/accuracy", "staleness/token_lag_mean", "actor/entropy"),
 )
