@@ -68,7 +68,8 @@ def batch_tensors(batch: Collected) -> dict[str, Tensor]:
     found = rollout_tensors(batch.rollouts) | {"rewards": batch.rewards_PG}
     found["prompt_of"] = torch.tensor([places[r.prompt] for r in each])
     found["json"] = torch.from_numpy(np.frombuffer(json.dumps(words).encode(), dtype=np.uint8).copy())
-    return found | {f"predictor.{n}": W_p.contiguous() for n, W_p in (batch.predictor or {}).items()}
+    found |= {f"predictor.{n}": W_p for n, W_p in (batch.predictor or {}).items()}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def batch_of(found: Mapping[str, Tensor]) -> Collected:

@@ -11,18 +11,20 @@ from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.simulation import _Play, play, play_steps
 from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, lagging
 
-RARELY = ("--checkpoint.every", "1000")
+ROOMY = ("--checkpoint.every", "1000", "--cluster.object_store_gib", "1000")
+"""No checkpoint but the last, and room for all versions that wait."""
+
 MEAN = 300
 
 
 def seconds(steps_off: int, num_steps: int, chance: Chance, mean: int = TOKENS, rates: Rates | None = None) -> float:
-    config = lagging(steps_off, *RARELY)
+    config = lagging(steps_off, *ROOMY)
     return 3600 * play_steps(config, QWEN, H100, num_steps, mean, TOKENS, chance, rates=rates).hours
 
 
 def balanced(mean: int) -> Rates:
     """Rates at which training takes as long as the rollout of mean length."""
-    step = compute.step_compute(lagging(1), QWEN, H100, mean, TOKENS)
+    step = compute.step_compute(lagging(1, *ROOMY), QWEN, H100, mean, TOKENS)
     return Rates(training=step.rollout_s / step.training_s)
 
 
@@ -30,7 +32,7 @@ def balanced(mean: int) -> Rates:
 def test_equal_times_gain_nothing_from_a_second_step(rate: float) -> None:
     """Where every rollout and every update take the same time, a step is max(rollout, training) + push, whatever the
     lag: ten more steps take ten times that."""
-    step = compute.step_compute(lagging(1), QWEN, H100, TOKENS, TOKENS)
+    step = compute.step_compute(lagging(1, *ROOMY), QWEN, H100, TOKENS, TOKENS)
     rates = Rates(training=rate * step.rollout_s / step.training_s)
     for steps_off in (1, 2, 4):
         ten = seconds(steps_off, 30, CERTAIN, rates=rates) - seconds(steps_off, 20, CERTAIN, rates=rates)
@@ -43,7 +45,7 @@ def test_unequal_rollouts_gain_up_to_their_mean() -> None:
     chance, num, rates = replace(CERTAIN, is_length_drawn=True, slow_std=0.3), 60, balanced(MEAN)
     found = [seconds(k, num, chance, MEAN, rates) for k in (0, 1, 2, 4, 16)]
     assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
-    played = _Play(lagging(1, *RARELY), QWEN, H100, (MEAN, TOKENS), chance, 0, Day(0.0), rates)
+    played = _Play(lagging(1, *ROOMY), QWEN, H100, (MEAN, TOKENS), chance, 0, Day(0.0), rates)
     training = sum(played.training_s(step) for step in range(num)) + num * played.push_s
     played.env.run(played.env.process(_all(played, num)))
     floor = max(training, played.env.now)
