@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from lab.strict import Strict
 
@@ -44,7 +45,7 @@ class ScheduleBlock(Strict):
         return self
 
     @model_serializer(mode="wrap")
-    def _to_kind(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _to_kind(self, dump: Callable[[ScheduleBlock], dict[str, Any]]) -> dict[str, Any]:
         # The dump of a config from before `steps_off`, and so its hash, stays what it was.
         fields = dump(self)
         if self.steps_off >= len(KINDS):
