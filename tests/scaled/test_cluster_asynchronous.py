@@ -13,7 +13,7 @@ import torch
 from scaled.cluster.saving import batch_of, batch_tensors
 from scaled.cluster.schedule import Asynchronous, version_lags
 from scaled.config import ScheduleBlock
-from tests.scaled.schedule_world import Watched, partial, weights, world
+from tests.scaled.schedule_world import partial, weights, world
 from theory.contracts import NamedTensors, Rollouts
 from theory.loop import collect, learn
 
@@ -226,7 +226,7 @@ def test_settled_engines_hold_the_trainers_weights() -> None:
 def test_an_error_of_a_later_rollout_is_its_own_steps(steps_off: int) -> None:
     """A batch that could not be sampled fails the step that needs it; the steps that train meanwhile are whole."""
     parts = world()
-    engine: Watched = parts[1]
+    _, engine, *_ = parts
     real, calls = engine.generate, []
 
     def generate(*args):
