@@ -14,7 +14,7 @@ KINDS = ("synchronous", "one_step_off")
 
 
 class ScheduleBlock(Strict):
-    """How far sampling runs ahead of training."""
+    """The lag of training behind sampling, in weight versions."""
 
     steps_off: int = Field(
         default=0,
