@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from scaled.config import ScaledRun
-    from scaled.plan.simulation import Rates
+    from scaled.plan.day import Rates
     from scaled.plan.summary import Plan
 
 
@@ -146,9 +146,9 @@ def _simulate(
     from scaled.model_shape import load_shape
     from scaled.plan import what_if
     from scaled.plan.compute import lengths_of
+    from scaled.plan.day import Chance, Rates
     from scaled.plan.feasibility import check_lengths
     from scaled.plan.hardware import gpu_named
-    from scaled.plan.simulation import Chance, Rates
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     check_lengths(config, shape)

@@ -1,11 +1,12 @@
 """The responses in progress between two global steps, as tensors of a checkpoint: a resumed run continues them.
 
-Letters: J responses in progress, A all their tokens, R all their routing rows.
+`rollout_tensors` and `rollouts_of` are for any rollouts. Letters: J responses in progress, A all their tokens, R all
+their routing rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from theory.contracts import Prompt, Response, Rollouts, Task
 from theory.oversampling import Backlog, StartedGroup
+from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 from theory.top_tokens import TopTokens
@@ -30,20 +32,31 @@ def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
     if rollouts:
         whole = Rollouts.concat(rollouts)
         found["numbers"] = torch.tensor([group.number for group in backlog.groups])
-        found |= _response_tensors(whole)
-        if whole.experts is not None:
-            record = whole.experts
-            found |= {"experts": record.experts, "num_experts": torch.tensor([record.num_experts])}
-            found["layer_numbers"] = torch.tensor(record.layer_numbers)
-        if whole.top is not None:
-            found |= {"top_ids": whole.top.ids, "top_logp": whole.top.logp}
-            found["vocab_size"] = torch.tensor([whole.top.vocab_size])
+        found |= rollout_tensors(whole)
     return {PREFIX + name: tensor for name, tensor in found.items()}
+
+
+def rollout_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
+    """The rollouts by name, without their prompts."""
+    found = _response_tensors(rollouts)
+    if (record := rollouts.experts) is not None:
+        found |= {"experts": record.experts, "num_experts": torch.tensor([record.num_experts])}
+        found["layer_numbers"] = torch.tensor(record.layer_numbers)
+    if (top := rollouts.top) is not None:
+        found |= {"top_ids": top.ids, "top_logp": top.logp, "vocab_size": torch.tensor([top.vocab_size])}
+    if (features := rollouts.features) is not None:
+        found |= {"feature_rows": features.rows, "feature_offsets": features.offsets, "logits": features.logits}
+        found["feature_layers"] = torch.tensor(features.layer_numbers)
+        found |= {} if features.hidden is None else {"hidden": features.hidden}
+    return found
 
 
 def _response_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
     each = rollouts.responses
-    return {
+    is_response = torch.cat([r.is_response for r in each])
+    # Only turns have observations.
+    observed = {} if bool(is_response.all()) else {"is_response": is_response}
+    return observed | {
         "num_tokens": torch.tensor([len(r.tokens) for r in each]),
         "finishes": torch.tensor([FINISHES.index(r.finish) for r in each]),
         "tokens": torch.cat([r.tokens for r in each]),
@@ -65,7 +78,7 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
     numbers = found["numbers"].tolist()
     prompts = [task.prompts(number, 1)[0] for number in numbers]
     G = len(found["num_tokens"]) // len(numbers)
-    whole = _rollouts(found, [prompt for prompt in prompts for _ in range(G)])
+    whole = rollouts_of(found, [prompt for prompt in prompts for _ in range(G)])
     groups = [
         StartedGroup(number, prompt, whole.select(range(i * G, (i + 1) * G)))
         for i, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
@@ -73,29 +86,36 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
     return Backlog(next_number, tuple(groups))
 
 
-def _rollouts(found: Mapping[str, Tensor], prompts: list[Prompt]) -> Rollouts:
+def rollouts_of(found: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Rollouts:
+    """The inverse of `rollout_tensors`; `prompts` has one per response."""
     lengths = found["num_tokens"].tolist()
     tokens, logp_mu, versions = (found[name].split(lengths) for name in ("tokens", "logp_mu", "versions"))
-    each = zip(prompts, tokens, logp_mu, versions, found["finishes"].tolist(), strict=True)
+    is_response = found.get("is_response", torch.ones(sum(lengths), dtype=torch.bool)).split(lengths)
+    each = zip(prompts, tokens, logp_mu, versions, found["finishes"].tolist(), is_response, strict=True)
     responses = [_response(*one) for one in each]
-    offsets, top = offsets_of([r.num_tokens - 1 for r in responses]), None
-    record = None
+    offsets = offsets_of([r.num_tokens - 1 for r in responses])
+    record, features, top = None, None, None
     if "experts" in found:
         layers = tuple(found["layer_numbers"].tolist())
         record = RoutingRecord(found["experts"], offsets, layers, int(found["num_experts"]))
     if "top_ids" in found:
         top = TopTokens(found["top_ids"], found["top_logp"], offsets_of(lengths), int(found["vocab_size"]))
-    return Rollouts(tuple(responses), record, None, float(found["temperature"]), top)
+    if "feature_rows" in found:
+        rows, feature_offsets, layers = (found[f"feature_{name}"] for name in ("rows", "offsets", "layers"))
+        layer_numbers = tuple(layers.tolist())
+        features = RouterFeatures(rows, feature_offsets, found.get("hidden"), found["logits"], layer_numbers)
+    return Rollouts(tuple(responses), record, features, float(found["temperature"]), top)
 
 
-def _response(prompt: Prompt, tokens: Tensor, logp_mu: Tensor, version_T: Tensor, finish: int) -> Response:
+def _response(
+    prompt: Prompt, tokens: Tensor, logp_mu: Tensor, version_T: Tensor, finish: int, is_response: Tensor
+) -> Response:
     versions = version_T.tolist()
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
     stretches = tuple((t, versions[t]) for t in starts) if len(starts) > 1 else ()
-    is_response = torch.ones(len(tokens), dtype=torch.bool)
     # A response without a token has no version; nothing asks for it.
     oldest = min(versions, default=0)
     return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)
 
 
-__all__ = ["from_tensors", "to_tensors"]
+__all__ = ["from_tensors", "rollout_tensors", "rollouts_of", "to_tensors"]

@@ -41,8 +41,10 @@ def check_config(config: ScaledRun) -> ModelShape:
             f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
             f"{config.probe.num_tokens}"
         )
-    if config.cluster.placement == "colocated" and config.schedule.kind == "one_step_off":
-        raise ValueError("schedule.kind: expected synchronous where cluster.placement is colocated, got one_step_off")
+    if config.cluster.placement == "colocated" and config.schedule.steps_off > 0:
+        raise ValueError(
+            f"schedule.steps_off: expected 0 where cluster.placement is colocated, got {config.schedule.steps_off}"
+        )
     return shape
 
 

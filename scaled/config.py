@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from lab.config.algorithm import refuse_truncation
 from lab.config.run import CheckpointBlock, RunConfig
 from lab.strict import Strict
+from scaled.cluster_config import ClusterBlock, LimitsBlock, ScheduleBlock
 from scaled.evidence import Evidence
 
 
@@ -178,54 +179,6 @@ class ProbeBlock(Strict):
     )
 
 
-class ScheduleBlock(Strict):
-    """Whether the rollout waits for the update."""
-
-    kind: Literal["synchronous", "one_step_off"] = Field(
-        default="synchronous", description="one_step_off samples the next batch while this one trains"
-    )
-    max_staleness: int = Field(
-        default=1, ge=0, description="weight versions that mu may lag behind old; more are an error"
-    )
-
-
-class LimitsBlock(Strict):
-    """Seconds without an answer after which a process is lost, by stage; a rollout's are `rollout.timeout_s`."""
-
-    start: float = Field(default=3600.0, gt=0, description="a rank or engine is built, weights read from disk")
-    push: float = Field(default=1800.0, gt=0, description="a rank sends a bucket, an engine loads all weights")
-    score: float = Field(default=7200.0, gt=0, description="one pass of old, reference or probe scores")
-    update: float = Field(default=14400.0, gt=0, description="one optimizer step")
-    save: float = Field(default=3600.0, gt=0, description="a rank's part of a checkpoint")
-    load: float = Field(default=3600.0, gt=0, description="a rank's return to a checkpoint")
-
-
-class ClusterBlock(Strict):
-    """Ray: a cluster to join, or one that is started for the run."""
-
-    address: str | None = Field(default=None, description="of a running cluster (auto, or host:port); null starts one")
-    interface: str | None = Field(
-        default=None,
-        min_length=1,
-        description="network interface on which ranks meet, such as eth0, with one name on all machines; null: "
-        "loopback where the run starts Ray, else that of Ray's own address",
-    )
-    placement: Literal["colocated", "separate"] = Field(
-        default="separate", description="engines and ranks on the same GPUs, taking turns, or on their own"
-    )
-    num_nodes: int = Field(default=1, ge=1, description="machines, for plan and launch")
-    gpus_per_node: int = Field(default=8, ge=1, description="GPUs of one machine, for plan and launch")
-    gpu: str = Field(default="H100-80GB", description="GPU whose memory, FLOP/s and bandwidth `plan` uses")
-    object_store_gib: float = Field(default=0.5, gt=0, description="Ray's object store, where the run starts Ray")
-    bucket_mib: int = Field(default=256, ge=1, description="weights travel in buckets of this size")
-    max_rank_restarts: int = Field(default=3, ge=0, description="resumes from a checkpoint after a rank died, per run")
-    limits: LimitsBlock | None = Field(
-        default=None,
-        description="seconds until a silent process is lost, by stage; null: start, save and load 3600, push 1800, "
-        "score 7200, update 14400",
-    )
-
-
 class ScaledCheckpointBlock(CheckpointBlock):
     """The checkpoints from which a killed run continues, and whether it waits for the disk."""
 
@@ -243,7 +196,9 @@ class ScaledRun(RunConfig):
     training: TrainingBlock = Field(default_factory=TrainingBlock, description="Megatron-core")
     rollout: RolloutBlock = Field(default_factory=RolloutBlock, description="vLLM")
     probe: ProbeBlock = Field(default_factory=ProbeBlock, description="the check after every push")
-    schedule: ScheduleBlock = Field(default_factory=ScheduleBlock, description="synchronous or one step off")
+    schedule: ScheduleBlock = Field(
+        default_factory=ScheduleBlock, description="how far sampling runs ahead of training"
+    )
     cluster: ClusterBlock = Field(default_factory=ClusterBlock, description="Ray")
     checkpoint: ScaledCheckpointBlock = Field(
         default_factory=ScaledCheckpointBlock, description="files from which a killed run continues"
@@ -254,9 +209,8 @@ class ScaledRun(RunConfig):
     def _engines_and_ranks_take_turns(self) -> ScaledRun:
         if self.training.offload and not self.takes_turns:
             raise ValueError(
-                f"training.offload: expected nothing unless cluster.placement is colocated and schedule.kind "
-                f"synchronous, got {', '.join(self.training.offload)} with {self.cluster.placement} and "
-                f"{self.schedule.kind}"
+                f"training.offload: expected nothing unless cluster.placement is colocated and schedule.steps_off 0, "
+                f"got {', '.join(self.training.offload)} with {self.cluster.placement} and {self.schedule.steps_off}"
             )
         return self
 
@@ -265,12 +219,12 @@ class ScaledRun(RunConfig):
         over = self.algorithm.oversampling
         if over is None or over.unfinished == "drop":
             return self
-        # One step off, a response is a version old before the step that could continue it.
-        least = 2 if self.schedule.kind == "one_step_off" else 1
+        # A new token is steps_off versions old at its own step, and one more at the step that could continue it.
+        least = self.schedule.steps_off + 1
         if over.max_staleness < least:
             raise ValueError(
                 f"algorithm.oversampling.max_staleness: expected at least {least} where unfinished is keep and "
-                f"schedule.kind {self.schedule.kind}, got {over.max_staleness}"
+                f"schedule.steps_off {self.schedule.steps_off}, got {over.max_staleness}"
             )
         if self.schedule.max_staleness < over.max_staleness:
             raise ValueError(
@@ -287,7 +241,7 @@ class ScaledRun(RunConfig):
     @property
     def takes_turns(self) -> bool:
         """Whether engines sleep while ranks train on the same GPUs."""
-        return self.cluster.placement == "colocated" and self.schedule.kind == "synchronous"
+        return self.cluster.placement == "colocated" and self.schedule.steps_off == 0
 
     @model_validator(mode="after")
     def _batch_divides(self) -> ScaledRun:
@@ -317,3 +271,9 @@ class ScaledRun(RunConfig):
                 f"{self.algorithm.sampling.max_tokens}, got {self.rollout.max_model_len}"
             )
         return self
+
+
+__all__ = [
+    "ClusterBlock", "LimitsBlock", "ModelBlock", "PrecisionBlock", "ProbeBlock", "RolloutBlock",
+    "ScaledCheckpointBlock", "ScaledRun", "ScheduleBlock", "TrainingBlock",
+]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 
 from lab.ending import finish
@@ -24,14 +25,15 @@ from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.routes import stored_backlog
-from scaled.cluster.saving import Checkpoints, read_backlog
-from scaled.cluster.schedule import OneStepOff, Synchronous
+from scaled.cluster.routes import stored_backlog, stored_rollouts
+from scaled.cluster.saving import Checkpoints, read_ahead, read_backlog
+from scaled.cluster.schedule import Asynchronous, Synchronous
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
 from scaled.cluster.usage import Processors, payloads
 from scaled.config import ScaledRun
 from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
+from theory.loop import Collected
 from theory.streams import derive_seed
 
 
@@ -97,21 +99,24 @@ class Session:
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder
         first, backlog = 0, None
+        ahead: list[Collected] = []
         checkpoint = folder.latest_sharded_checkpoint()
         if checkpoint is not None:
             training.load(checkpoint.path)
             first = checkpoint.step
             backlog = stored_backlog(read_backlog(checkpoint.path, self.task), rollout)
+            ahead = [replace(b, rollouts=stored_rollouts(b.rollouts, rollout)) for b in read_ahead(checkpoint.path)]
         self.interruptions.resume(first)
         folder.truncate_metrics(first)  # rows after the checkpoint are of steps that run again
-        probe, schedule = self.probe(), self.schedule(training, rollout)
+        probe = self.probe()
+        schedule = self.schedule(training, rollout, probe)
         checkpoints = Checkpoints(folder, training, config.checkpoint.keep, bool(config.checkpoint.asynchronous))
         shown = progress_of(progress, config.name, config.num_steps, first)
         loggers = build_loggers(config.logging.loggers, config.name, folder.path, first)
         decode = self.task.tokenizer.decode
-        recorder = RunRecorder(config, folder, partial(self._evaluate, rollout), shown, loggers, decode)
+        recorder = RunRecorder(config, folder, partial(self._evaluate, rollout, schedule), shown, loggers, decode)
         try:
-            schedule.start(first, backlog)
+            schedule.start(first, backlog, ahead)
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             self.interruptions.end()
             for step in range(first, config.num_steps):
@@ -142,26 +147,33 @@ class Session:
         self.interruptions.step = step
         # The time of evaluation and probe belongs to no step: it is dropped.
         self.meter.take()
-        self.processors.take(training.actors, rollout.actors)
+        # Several steps off engines sample between two steps, too, and would not answer.
+        idle = rollout.actors if self.config.schedule.steps_off < 2 else []
+        self.processors.take(training.actors, idle)
         try:
             with self.meter.seconds("timing_s/step"):
                 result = schedule.step(step)
+        except ProbeError:
+            raise  # of weights that an earlier step made; ranks have not trained on what they sampled
         except ArithmeticError:
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             finish(self.config, self.folder)
             raise
-        measured = dict(self.meter.take()) | self.processors.take(training.actors, rollout.actors)
+        measured = dict(self.meter.take()) | self.processors.take(training.actors, idle)
         measured |= payloads(result.rollouts) | dict(self.between.take())
         try:
-            measured |= probe(rollout, training, step + 1, result.rollouts)
+            if self.config.schedule.steps_off == 0:  # else the schedule probes weights when engines have loaded them
+                measured |= probe(rollout, training, step + 1, result.rollouts)
         except ProbeError:
             recorder.append(step + 1, result.metrics | measured)
             raise
 
         def save(number: int) -> None:
             self.interruptions.step = number
+            ahead = schedule.ahead()
             with self.between.seconds("timing_s/save_checkpoint"):
-                checkpoints.save(number, result.backlog)
+                # The next batch to be sampled continues what the last one left.
+                checkpoints.save(number, ahead[-1].backlog if ahead else result.backlog, ahead)
 
         try:
             recorder.record(step + 1, result, save, measured)
@@ -171,15 +183,16 @@ class Session:
         with self.between.seconds("timing_s/save_checkpoint"):
             checkpoints.poll()
 
-    def schedule(self, training: TrainingGroup, rollout: RolloutGroup) -> Synchronous:
+    def schedule(self, training: TrainingGroup, rollout: RolloutGroup, probe: Probe) -> Synchronous:
         """The schedule that the config names."""
         config = self.config
         engine, task = self._graded(rollout)
         parts = (self.algorithm, engine, training, task, config.seed, config.schedule)
         turn = partial(_turn, self.meter, training, rollout) if self._takes_turns else None
-        if config.schedule.kind == "synchronous":
+        if config.schedule.steps_off == 0:
             return Synchronous(*parts, turn)
-        return OneStepOff(config.num_steps, *parts, turn)
+        check = partial(probe.begun, rollout, training)
+        return Asynchronous(config.num_steps, *parts, stage=rollout.staged, check=check)
 
     def probe(self) -> Probe:
         """The check after every push."""
@@ -207,8 +220,9 @@ class Session:
         """Engines and task, with rewards computed ahead where that is worth it."""
         return (rollout, self.task) if self.ahead is None else (AheadEngine(rollout, self.ahead), self.ahead)
 
-    def _evaluate(self, rollout: RolloutGroup, number: int) -> Scalars:
+    def _evaluate(self, rollout: RolloutGroup, schedule: Synchronous, number: int) -> Scalars:
         """avg@k on the held-out problems by the run's own engines, in their precision."""
+        schedule.settle()
         block = self.config.evaluation
         engine, task = self._graded(rollout)
         return evaluate(

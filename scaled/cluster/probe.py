@@ -6,7 +6,7 @@ samples from other weights than the trainer scores with, at a distance far beyon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -66,8 +66,19 @@ class Probe:
         Sequences are the ends of `recent` responses, drawn without replacement: engines must agree on sampled tokens.
         On random ones the model is far less certain, and two precisions are far less alike.
         """
+        return self.begun(engines, learner, version, recent)()
+
+    def begun(
+        self, engines: Scorer, learner: TrainingEngine, version: int, recent: Rollouts
+    ) -> Callable[[], dict[str, float]]:
+        """The trainer's half now; the engines' half, and the metrics, when the result is called."""
         sequences = self._sequences(version, recent)
         trainer = self._trainer_scores(learner, sequences, version)
+        return lambda: self._compared(engines, sequences, trainer, version)
+
+    def _compared(
+        self, engines: Scorer, sequences: list[list[int]], trainer: list[Tensor], version: int
+    ) -> dict[str, float]:
         means, largest = [], 0.0
         for i, scores in enumerate(engines.score(sequences)):
             diff = torch.cat([(mu.double() - old.double()).abs() for mu, old in zip(scores, trainer, strict=True)])

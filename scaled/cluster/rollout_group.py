@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from scaled.cluster.transfer import (
     Convert,
     Meter,
     Parcel,
+    StoredTensors,
     pack,
     shares,
     stored,
@@ -132,6 +134,7 @@ class RolloutGroup:
         self.version = -1
         self._weights: list[Any] = []
         self._homes: dict[str, int] = {}
+        self._one_at_a_time = threading.Lock()
         self.actors = [cluster.spawn("engine", i, EngineActor) for i in range(num_engines)]
         self._call_all("start", build)
 
@@ -207,6 +210,12 @@ class RolloutGroup:
             self.version = version
             self._call_all("load_weights", self._weights, version)
 
+    def staged(self, named_tensors: NamedTensors) -> NamedTensors:
+        """The weights as they are now, converted and in the object store, for `load_weights` to send later."""
+        with self.meter.seconds("timing_s/push"):
+            kept = list(stored(named_tensors, self.bucket_bytes, self.convert))
+        return StoredTensors(lambda convert: iter(kept))
+
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
         """Log-probabilities of tokens 1.. of every sequence, by engine: every engine scores them all."""
         found = self._call_all("score", [list(s) for s in sequences])
@@ -236,6 +245,11 @@ class RolloutGroup:
         return self._call(dict.fromkeys(range(len(self.actors)), (method, arguments)))
 
     def _call(self, calls: dict[int, tuple[str, tuple[Any, ...]]]) -> dict[int, Any]:
+        """As `_answers`, one thread's call after another's: two would both replace a lost engine."""
+        with self._one_at_a_time:
+            return self._answers(calls)
+
+    def _answers(self, calls: dict[int, tuple[str, tuple[Any, ...]]]) -> dict[int, Any]:
         """The answers by engine; a lost engine is replaced, and the new one asked again.
 
         If a call has several values, its answer is the first one and references to the others.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scaled.cluster.stretches import Stretches, by_source
 from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from theory.contracts import Rollouts
 from theory.oversampling import Backlog
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import offsets_of, place, ranges
@@ -353,12 +354,15 @@ def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
     """
     if backlog is None:
         return None
-    groups = []
-    for own in backlog.groups:
-        packed: Any = pack_apart(own.rollouts)
-        parcel, bucket = packed
-        groups.append(replace(own, rollouts=unpack_apart(parcel, [ray.put(bucket)], group, 0)))
+    groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group)) for own in backlog.groups]
     return replace(backlog, groups=tuple(groups))
 
 
-__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "stored_backlog", "unpack_apart"]
+def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
+    """The same for rollouts, or None."""
+    packed: Any = pack_apart(rollouts)
+    parcel, bucket = packed
+    return unpack_apart(parcel, [ray.put(bucket)], group, 0)
+
+
+__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]

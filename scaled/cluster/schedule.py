@@ -1,21 +1,22 @@
-"""The order of a global step's parts: one after the other, or the next rollout while this batch trains.
+"""The order of a global step's parts: one after the other, or rollouts a fixed number of versions ahead of training.
 
-Both schedules call theory's `collect`, `learn` and `hand_over`, so every line of the algorithm is shared. Staleness is
-measured, not assumed: the version that the trainer has when it scores a response, minus the version that sampled it.
+Both schedules call theory's `collect` and `learn`, so every line of the algorithm is shared. Staleness is measured, not
+assumed: the version that the trainer has when it scores a response, minus the version that sampled it. The design of
+`Asynchronous` is in docs/decisions/0014-steps-off.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from scaled.config import ScheduleBlock
 from theory.algorithm import Algorithm
-from theory.contracts import RolloutEngine, Rollouts, Task, TrainingEngine
+from theory.contracts import NamedTensors, RolloutEngine, Rollouts, Task, TrainingEngine
 from theory.loop import Collected, StepResult, collect, hand_over, learn
 from theory.oversampling import Backlog
 from theory.step_metrics import version_lag_metrics
@@ -23,17 +24,32 @@ from theory.step_metrics import version_lag_metrics
 Turn = Callable[[bool], None]
 """Called with False before ranks use the GPUs that they share with engines, with True before engines do."""
 
+Stage = Callable[[NamedTensors], NamedTensors]
+"""The weights as they are now, in memory that no later update changes, for engines that load them later."""
+
+Check = Callable[[int, Rollouts], Callable[[], dict[str, float]]]
+"""Called with the trainer's version and rollouts to score; what it returns is called once engines hold that version."""
+
 
 @runtime_checkable
 class Schedule(Protocol):
     """Runs global steps in order."""
 
-    def start(self, version: int, backlog: Backlog | None = None) -> None:
-        """Hands the trainer's weights over as `version`; the next step samples from them, and continues `backlog`."""
+    def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
+        """Hands the trainer's weights over as `version`. Global step `version` is next; its batch and those after it
+        are `ahead`, where an earlier process has sampled them, and the first new one continues `backlog`."""
         ...
 
     def step(self, step: int) -> StepResult:
-        """Global step `step`; afterwards the engines hold the trainer's weights as version step + 1."""
+        """Global step `step`; afterwards the trainer has version step + 1."""
+        ...
+
+    def settle(self) -> None:
+        """Waits until engines are idle and hold the trainer's weights, as an evaluation needs."""
+        ...
+
+    def ahead(self) -> list[Collected]:
+        """The batches of the next steps that no later weights may sample, for a checkpoint; waits for them."""
         ...
 
     def close(self) -> None:
@@ -59,8 +75,8 @@ class Synchronous:
         self.turn: Turn = turn or (lambda awake: None)
         self.backlog: Backlog | None = None
 
-    def start(self, version: int, backlog: Backlog | None = None) -> None:
-        """Hands the weights over, to engines that a rank's death may have left asleep.
+    def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
+        """Hands the weights over, to engines that a rank's death may have left asleep. There is no batch `ahead`.
 
         `backlog` has the responses in progress that the first step continues (over-sampling).
         """
@@ -77,6 +93,13 @@ class Synchronous:
         hand_over(self.algorithm, self.rollout, self.learner, version=step + 1)
         return result
 
+    def settle(self) -> None:
+        """Engines always are, and do."""
+
+    def ahead(self) -> list[Collected]:
+        """None: every batch is of the weights that train on it."""
+        return []
+
     def close(self) -> None:
         """Nothing is ever in flight."""
 
@@ -91,52 +114,95 @@ class Synchronous:
         return replace(result, metrics=result.metrics | lags)
 
 
-class OneStepOff(Synchronous):
-    """The engines sample batch s + 1 while batch s trains; the first batch, also after a resume, is on fresh weights.
+@dataclass(frozen=True, eq=False)
+class _Pushed:
+    """One version of the weights on its way to the engines; `predictor` is the W_p folded into it (Pr3)."""
 
-    Raises ValueError, naming schedule.max_staleness, where that allows no lag.
+    version: int
+    tensors: NamedTensors
+    predictor: dict[int, Tensor] | None
+    check: Callable[[], dict[str, float]]
+
+
+class Asynchronous(Synchronous):
+    """The engines sample up to k = `block.steps_off` batches ahead: batch s with version max(0, s - k), always.
+
+    One thread samples the batches in order and loads each version between two of them. The trainer does not wait for
+    that: a version stays in `stage`d memory until its turn. With k = 1 engines are idle by then, so they load it at
+    once. Metrics of `check` are those of the version that sampled the row's batch.
     """
 
-    def __init__(self, num_steps: int, *args, **kwargs) -> None:  # those of Synchronous
+    def __init__(self, num_steps: int, *args, stage: Stage, check: Check, **kwargs) -> None:  # those of Synchronous
         super().__init__(*args, **kwargs)
-        if self.block.max_staleness < 1:
-            raise ValueError(
-                f"schedule.max_staleness: expected at least 1 where schedule.kind is one_step_off, "
-                f"got {self.block.max_staleness}"
-            )
-        self.num_steps = num_steps
+        self.num_steps, self.stage, self.check = num_steps, stage, check
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout")
-        self.pending: Future[Collected] | None = None
-        self.handed: dict[int, Tensor] | None = None
+        self.batches: dict[int, Future[Collected]] = {}
+        self.next_batch = 0
+        self.held, self.checked = -1, {}
 
-    def start(self, version: int, backlog: Backlog | None = None) -> None:
-        """Hands the weights over, and remembers the predictor that is folded into them."""
-        super().start(version, backlog)
-        self._remember()
+    def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
+        """Hands the weights over to idle engines.
+
+        Without `ahead`, at the start of a run, batches `version` to `version` + k are all sampled with these weights.
+        """
+        self.backlog, self.next_batch = backlog, version + len(ahead)
+        for step, collected in enumerate(ahead, version):
+            self.batches[step] = Future()
+            self.batches[step].set_result(collected)
+        # At the start of a run the first version has a probe of its own, before any batch.
+        self.newest = self._exported(version, ahead[0].rollouts if ahead else None)
+        self._load(self.newest)
 
     def step(self, step: int) -> StepResult:
-        """Learns from the batch at hand while the next one is sampled, then hands the weights over."""
-        collected = self._sample(step) if self.pending is None else self.pending.result()
-        self.pending = self.thread.submit(self._sample, step + 1) if step + 1 < self.num_steps else None
-        result = self._learn(step, collected)
-        if self.pending is not None:
-            self.pending.exception()  # wait: a rollout has one version of the weights; the next step raises its error
-        hand_over(self.algorithm, self.rollout, self.learner, version=step + 1)
-        self._remember()
+        """Learns from the batch at hand while the engines sample later ones."""
+        while self.next_batch <= min(step + self.block.steps_off, self.num_steps - 1):
+            self.batches[self.next_batch] = self.thread.submit(self._sample, self.next_batch, self.newest)
+            self.next_batch += 1
+        result = self._learn(step, self.batches.pop(step).result())
+        recent = result.rollouts
+        if (following := self.batches.get(step + 1)) is not None and following.exception() is None:
+            # Scored by the check: also a continued run has this batch, but not the one that it has trained on.
+            recent = following.result().rollouts
+        self.newest = self._exported(step + 1, recent)
+        if self.block.steps_off == 1:
+            self._load(self.newest)
         return result
+
+    def settle(self) -> None:
+        """Waits for all batches that the engines may sample with earlier weights; the next one needs these."""
+        wait(self.batches.values())
+        self._load(self.newest)
+
+    def ahead(self) -> list[Collected]:
+        """The next k batches; raises the error of one that could not be sampled."""
+        return [self.batches[step].result() for step in sorted(self.batches)]
 
     def close(self) -> None:
         """Waits for the batch in flight, which nobody will train on."""
         self.thread.shutdown(wait=True, cancel_futures=True)
-        self.pending = None
+        self.batches = {}
 
-    def _sample(self, step: int) -> Collected:
-        return replace(self._collect(step), predictor=self.handed)
+    def _exported(self, version: int, recent: Rollouts | None) -> _Pushed:
+        """The trainer's weights as that version. Staged, they wait for engines that still sample with earlier ones."""
+        is_folded = self.algorithm.passes.rollout == "predicted"
+        tensors = self.learner.named_tensors(folded=is_folded)  # as theory.loop.hand_over
+        return _Pushed(
+            version,
+            self.stage(tensors) if self.block.steps_off > 1 else tensors,
+            # By the time its rollouts are learned from, the learner's W_p has moved on.
+            self.learner.predictor_weights() if is_folded else None,
+            dict if recent is None else self.check(version, recent),
+        )
 
-    def _remember(self) -> None:
-        """mu's W_p (Pr3): by the time its rollouts are learned from, the learner's has moved on."""
-        if self.algorithm.passes.rollout == "predicted":
-            self.handed = self.learner.predictor_weights()
+    def _load(self, pushed: _Pushed) -> None:
+        if self.held != pushed.version:
+            self.rollout.load_weights(pushed.tensors, pushed.version)
+            self.held, self.checked = pushed.version, pushed.check()
+
+    def _sample(self, step: int, pushed: _Pushed) -> Collected:
+        self._load(pushed)
+        collected = self._collect(step)
+        return replace(collected, predictor=pushed.predictor, metrics=collected.metrics | self.checked)
 
 
 def version_lags(rollouts: Rollouts, version: int, max_staleness: int) -> dict[str, float]:
@@ -151,4 +217,4 @@ def version_lags(rollouts: Rollouts, version: int, max_staleness: int) -> dict[s
     return metrics
 
 
-__all__ = ["OneStepOff", "Schedule", "Synchronous", "Turn", "version_lags"]
+__all__ = ["Asynchronous", "Check", "Schedule", "Stage", "Synchronous", "Turn", "version_lags"]

@@ -117,9 +117,11 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
 def push_rate(config: ScaledRun, size: int) -> float:
     """GB/s at which `size` bytes of weights reach the engines; the object store must hold all of them together.
 
-    A cluster that runs already (cluster.address) is assumed to have room for them.
+    Where sampling runs k >= 1 versions behind, it holds k of them (`cluster.schedule`). A cluster that runs already
+    (cluster.address) is assumed to have room.
     """
-    fits = config.cluster.address is not None or size <= config.cluster.object_store_gib * memory.GIB
+    together = max(1, config.schedule.steps_off) * size
+    fits = config.cluster.address is not None or together <= config.cluster.object_store_gib * memory.GIB
     return PUSH_GB_S if fits else PUSH_SPILLED_GB_S
 
 
@@ -187,6 +189,11 @@ def lengths_of(config: ScaledRun, mean_tokens: int | None, longest_tokens: int |
     return S, widest
 
 
+def together_seconds(config: ScaledRun, rollout_s: float, training_s: float) -> float:
+    """Seconds of rollout and training: the longer one where sampling runs ahead, else both."""
+    return rollout_s + training_s if config.schedule.steps_off == 0 else max(rollout_s, training_s)
+
+
 def step_compute(
     config: ScaledRun,
     shape: ModelShape,
@@ -198,7 +205,8 @@ def step_compute(
 
     The default is R3's measured share of rollout.max_model_len; `longest_tokens`, the longest of a batch, is by default
     that limit, as among thousands of responses one reaches it. Prompts are drawn once: dynamic sampling multiplies the
-    rollout by its draws. Training takes turns with the rollout, unless the schedule is one step off.
+    rollout by its draws. Training takes turns with the rollout, unless sampling runs ahead: by one step or by several,
+    as these times are equal in every step (`simulation` has unequal ones).
     """
     algorithm = config.algorithm.build()
     num_responses = algorithm.num_prompts * algorithm.num_responses
@@ -207,8 +215,7 @@ def step_compute(
     rollout_s = rollout_seconds(config, shape, gpu, S)
     training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
     push_s, turn_s = push_seconds(config, shape), turn_seconds(config, shape)
-    together = max(rollout_s, training_s) if config.schedule.kind == "one_step_off" else rollout_s + training_s
-    step_s = together + push_s + turn_s
+    step_s = together_seconds(config, rollout_s, training_s) + push_s + turn_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,

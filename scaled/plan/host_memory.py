@@ -14,14 +14,14 @@ from scaled.plan.memory import CHECKPOINT_BYTES, ELEMENT_BYTES, Memory, most_opt
 def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of routing records in one machine's object store at the end of a step, all responses at full length.
 
-    mu's record is counted whole, since ranks fetch their rows of it, and so is the next batch's unless the schedule is
-    synchronous. The ranks' records are old's natural experts, the experts that old used if they differ, and pi's: each
+    mu's record is counted whole, since ranks fetch their rows of it, and so are those of the batches that are sampled
+    ahead. The ranks' records are old's natural experts, the experts that old used if they differ, and pi's: each
     machine has its share.
     """
     algorithm = config.algorithm.build()
     rows = algorithm.num_prompts * algorithm.num_responses * config.rollout.max_model_len
     machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
-    of_mu = 1 if config.schedule.kind == "synchronous" else 2
+    of_mu = 1 + config.schedule.steps_off
     of_ranks = 2 if algorithm.passes.old == "natural" else 3
     one = payloads.routing_bytes(shape, rows)
     return of_mu * one + -(-of_ranks * one // machines)
@@ -45,6 +45,12 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     if algorithm.objective.uses_router_shift:
         rows = responses * config.rollout.max_model_len
         parts["old's router scores"] = payloads.routing_bytes(shape, rows, payloads.SCORE_BYTES)
+    if config.schedule.steps_off > 1:
+        precision = config.rollout.precision
+        version = payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
+        machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+        waiting = (config.schedule.steps_off - 1) * version
+        parts["weights that wait for engines"] = -(-waiting // machines)
     num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens
     if num_top > 0:
         old = 4 * min(num_top, shape.vocab_size) * tokens

@@ -12,8 +12,9 @@ from lab.records import RunFolder
 from lab.report.timing import TRAINING
 from lab.traces import Trace
 from scaled.config import ScaledRun
+from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import Gpu
-from scaled.plan.simulation import Chance, Day, Rates, play_steps
+from scaled.plan.simulation import play_steps
 
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0)
 """No chance except that of lengths."""
@@ -87,8 +88,8 @@ def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) ->
 
     Raises ValueError for a schedule that hides a part of the rollout.
     """
-    if config.schedule.kind != "synchronous":
-        raise ValueError(f"schedule.kind: expected synchronous of a run to take rates from, got {config.schedule.kind}")
+    if config.schedule.steps_off > 0:
+        raise ValueError(f"schedule.steps_off: expected 0 of a run to take rates from, got {config.schedule.steps_off}")
     plain = simulated(config, shape, gpu, found.tokens, Rates())
     stages: Sequence[str] = ("rollout", "training", "push", "checkpoint")
     return Rates(**{stage: found.median[stage] / plain[stage] for stage in stages if stage in found.median})

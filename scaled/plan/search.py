@@ -126,7 +126,7 @@ def search(
 def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
     """(placement, ranks, GPUs of engines): all GPUs for both in turn, or a quarter to three quarters for ranks."""
     all_gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
-    if config.schedule.kind == "synchronous":
+    if config.schedule.steps_off == 0:
         yield "colocated", all_gpus, all_gpus
     for quarters in (1, 2, 3):
         if all_gpus * quarters % 4 == 0:
@@ -208,8 +208,7 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
 
 def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> FittingLayout:
     others = compute.push_seconds(one, shape) + compute.turn_seconds(one, shape)
-    is_off = one.schedule.kind == "one_step_off"
-    together = max(engines.seconds, training_s) if is_off else engines.seconds + training_s
+    together = compute.together_seconds(one, engines.seconds, training_s)
     kept = memory.resident_memory(one, shape).total / GIB if one.takes_turns else None
     update = memory.peak_training_memory(one, shape).total / GIB
     return FittingLayout(one, training_s, engines.seconds, together + others, update, kept, engines.gib)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scaled.config import ScaledRun
+from scaled.plan import compute
 from scaled.plan.search import FittingLayout, Search
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def _row(found: FittingLayout, gpus: int) -> list[str]:
 
 
 def _push(found: FittingLayout) -> float:
-    is_off = found.config.schedule.kind == "one_step_off"
-    both = max(found.rollout_s, found.training_s) if is_off else found.rollout_s + found.training_s
-    return found.step_s - both
+    return found.step_s - compute.together_seconds(found.config, found.rollout_s, found.training_s)
 
 
 def to_json(made: Search) -> dict[str, Any]:

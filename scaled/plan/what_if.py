@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
+from scaled.plan.day import STAGES, Chance, Day, Rates
 from scaled.plan.hardware import Gpu
-from scaled.plan.simulation import STAGES, Chance, Day, Rates, play
+from scaled.plan.simulation import play
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+LAGS = (0, 1, 2, 4)
+"""Values of schedule.steps_off that are compared, where ranks and engines have GPUs of their own."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,9 @@ def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
     yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
     yield Scenario("every length the mean", config, replace(chance, is_length_drawn=False))
     if config.cluster.placement == "separate":
-        kind = "synchronous" if config.schedule.kind == "one_step_off" else "one_step_off"
-        yield Scenario(f"schedule.kind {kind}", _with(config, "schedule", kind=kind), chance)
+        for lag in LAGS:
+            if lag != config.schedule.steps_off:
+                yield Scenario(f"schedule.steps_off {lag}", _with(config, "schedule", steps_off=lag), chance)
     if config.training.max_tokens_per_micro_batch is None:
         budget = config.rollout.max_model_len
         words = f"{budget} tokens per micro-batch"

@@ -50,7 +50,7 @@ RUNS = {
         "half the prompts, a checkpoint every 3 steps",
         ("--algorithm.batch.num_prompts", "16", "--num_steps", "12", "--checkpoint.every", "3"),
     ),
-    "off": Run("one step off", ("--schedule.kind", "one_step_off", "--num_steps", "12")),
+    "off": Run("one step off", ("--schedule.steps_off", "1", "--num_steps", "12")),
 }
 
 

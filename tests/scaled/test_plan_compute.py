@@ -113,10 +113,10 @@ def test_the_longest_response_bounds_the_rollout():
 
 
 def test_schedules():
-    """Synchronous steps add rollout and training, one step off the longer hides the other; a push is never hidden."""
+    """Synchronous steps add rollout and training; ahead of training, the longer hides the other; no push is hidden."""
     sync = compute.step_compute(recipe(), QWEN, H100)
     assert sync.step_s == pytest.approx(sync.rollout_s + sync.training_s + sync.push_s)
-    overlapped = compute.step_compute(recipe("--schedule.kind", "one_step_off"), QWEN, H100)
+    overlapped = compute.step_compute(recipe("--schedule.steps_off", "1"), QWEN, H100)
     assert overlapped.step_s == pytest.approx(max(sync.rollout_s, sync.training_s) + sync.push_s)
     assert sync.gpu_hours == pytest.approx(64 * sync.step_s / 3600)
     assert sync.tokens == 1024 * sync.mean_tokens and sync.mean_tokens == round(0.3 * 34_816)

@@ -157,7 +157,7 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
 
 def test_routes_are_counted_where_they_are_stored():
     """A machine has mu's record and its share of the ranks' own: two where old routes naturally, three where it
-    replays or predicts; the next batch's besides, one step off; without replay no record is asked for."""
+    replays or predicts; besides, those of each batch that is sampled ahead; without replay no record is asked for."""
     config = recipe()
     responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
     one = payloads.routing_bytes(QWEN, responses * 34_816)
@@ -169,8 +169,9 @@ def test_routes_are_counted_where_they_are_stored():
     machines = -(-config.training.num_ranks // 8)
     assert stored() == pytest.approx(1 + 3 / machines)
     assert stored("--algorithm.replay.mode", "R2") == pytest.approx(1 + 2 / machines)
-    separate = ("--cluster.placement", "separate", "--schedule.kind", "one_step_off", "--schedule.max_staleness", "1")
-    assert stored(*separate) == pytest.approx(2 + 3 / machines)
+    for k in (1, 3):
+        ahead = ("--schedule.steps_off", str(k), "--schedule.max_staleness", str(k))
+        assert stored("--cluster.placement", "separate", *ahead) == pytest.approx(1 + k + 3 / machines)
     wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
     assert stored(*wide) == pytest.approx(1 + 3 / 2)
     assert "routing records" not in host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
@@ -263,7 +264,7 @@ def test_colocated_gpus_hold_both_in_turn():
 def test_engines_that_sample_meanwhile_leave_less():
     """One step off, colocated engines never sleep: a rank's update gets what vLLM's share leaves."""
     gpu = gpu_named("H200-141GB")
-    words = (*COLOCATED, "--schedule.kind", "one_step_off")
+    words = (*COLOCATED, "--schedule.steps_off", "1")
     (line,) = feasibility.misfits(recipe(*words), QWEN, gpu)
     assert line.startswith("training: expected at most 28.1 GiB of H200-141GB's 140.4 at rollout.gpu_memory_util")
     with pytest.raises(

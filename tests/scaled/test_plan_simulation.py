@@ -16,11 +16,12 @@ from lab.records import RunFolder
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
 from scaled.plan import compute, what_if
+from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import gpu_named
 from scaled.plan.measured import measured, rates_of, simulated
 from scaled.plan.memory import CHECKPOINT_BYTES
 from scaled.plan.passes import quantiles
-from scaled.plan.simulation import Chance, Day, Rates, _Play, play, play_steps
+from scaled.plan.simulation import _Play, play, play_steps
 from tests.lab.synthetic_runs import DEMO, made_up_trace
 
 QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
@@ -40,16 +41,22 @@ def recipe(*overrides: str) -> ScaledRun:
     return config
 
 
-@pytest.mark.parametrize("kind", ["synchronous", "one_step_off"])
-def test_without_chance_a_step_is_the_plans(kind: str) -> None:
+def lagging(steps_off: int, *overrides: str) -> ScaledRun:
+    """The recipe with engines that sample so many batches ahead."""
+    lag = str(steps_off)
+    return recipe("--schedule.steps_off", lag, "--schedule.max_staleness", lag, *overrides)
+
+
+@pytest.mark.parametrize("steps_off", [0, 1])
+def test_without_chance_a_step_is_the_plans(steps_off: int) -> None:
     """Equal lengths, equal engines, no failure: the tenth step ends when the plan says, a checkpoint between.
 
     One step off the first rollout has nothing to hide behind: the plan's step is that of all others.
     """
-    config = recipe("--schedule.kind", kind)
+    config = lagging(steps_off)
     step = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS)
     save = CHECKPOINT_BYTES * QWEN.num_parameters / (CERTAIN.save_gb_s * 1e9)
-    first = 0.0 if kind == "synchronous" else step.rollout_s
+    first = 0.0 if steps_off == 0 else step.rollout_s
     seconds = first + 10 * step.step_s + save
     assert play(config, QWEN, H100, (seconds + 1e-3) / 3600, TOKENS, TOKENS, CERTAIN).num_steps == 10
     assert play(config, QWEN, H100, (seconds - 1e-3) / 3600, TOKENS, TOKENS, CERTAIN).num_steps == 9
@@ -110,7 +117,7 @@ def test_scenarios_change_one_thing() -> None:
     for one in others:
         blocks = [name for name in type(config).model_fields if getattr(one.config, name) != getattr(config, name)]
         assert len(blocks) + (one.chance != first.chance) == 1, one.words
-    assert len({one.words for one in others}) == len(others) == 7
+    assert len({one.words for one in others}) == len(others) == 9
     day = play(config, QWEN, H100, 2.0, 300, TOKENS)
     assert what_if.sentence(day).startswith(f"{day.num_steps} steps in 2 hours, ")
     assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
@@ -121,8 +128,8 @@ def test_a_lost_engine_samples_again_what_it_was_decoding() -> None:
     config, share = recipe("--cluster.placement", "separate"), 8
     played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
     whole = TOKENS * compute.decode_step_seconds(config, QWEN, H100, share, TOKENS / 2)
-    played.engine_failure[0] = whole / 2
-    process = played.env.process(played.engine(0, [TOKENS] * share, 1.0))
+    played.engines.failure[0] = whole / 2
+    process = played.env.process(played.engines.engine(0, [TOKENS] * share, 1.0))
     assert played.env.run(process) == pytest.approx(1.5 * whole + CERTAIN.engine_restart_s, rel=1e-12)
     assert played.day.num_engine_failures == 1
 
@@ -134,8 +141,8 @@ def test_engines_wait_for_the_last_one() -> None:
     """
     config = recipe()
     played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
-    played.lengths = lambda step: [TOKENS, TOKENS // 2] * 32
-    played.env.run(played.env.process(played.rollout(0)))
+    played.engines.lengths = lambda step: [TOKENS, TOKENS // 2] * 32
+    played.env.run(played.env.process(played.engines.rollout(0)))
     assert played.day.idle_s == pytest.approx(played.env.now / 4, rel=1e-12)
 
 
@@ -160,7 +167,7 @@ def test_a_run_of_steps_ends_with_a_checkpoint() -> None:
     day = play_steps(config, QWEN, H100, 7, TOKENS, TOKENS, CERTAIN)
     assert day.num_steps == 7
     assert 3600 * day.hours == pytest.approx(7 * step.step_s + 2 * save, rel=1e-9)  # a sum of some thousand events
-    off = play_steps(recipe("--schedule.kind", "one_step_off"), QWEN, H100, 7, TOKENS, TOKENS, CERTAIN)
+    off = play_steps(lagging(1), QWEN, H100, 7, TOKENS, TOKENS, CERTAIN)
     whole = step.rollout_s + 6 * max(step.rollout_s, step.training_s) + step.training_s + 7 * step.push_s + 2 * save
     assert 3600 * off.hours == pytest.approx(whole, rel=1e-9)
 
@@ -195,6 +202,5 @@ def test_rates_are_measured_over_planned(tmp_path: Path) -> None:
     assert found.tokens == (round(one.offsets.diff().double().mean().item()), int(one.offsets.diff().max()))
     rates = rates_of(config, QWEN, H100, replace(found, tokens=tokens))
     assert vars(rates) == pytest.approx(dict.fromkeys(vars(rates), 2.0), rel=1e-9)
-    off = recipe("--schedule.kind", "one_step_off")
-    with pytest.raises(ValueError, match=r"schedule.kind: expected synchronous .*, got one_step_off"):
-        rates_of(off, QWEN, H100, found)
+    with pytest.raises(ValueError, match=r"schedule.steps_off: expected 0 of a run to take rates from, got 1"):
+        rates_of(lagging(1), QWEN, H100, found)

@@ -1,0 +1,99 @@
+"""Laws of a simulated schedule in which engines sample several batches ahead: when that saves time, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scaled.plan import compute
+from scaled.plan.day import Chance, Day, Rates
+from scaled.plan.simulation import _Play, play, play_steps
+from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, lagging
+
+ROOMY = ("--checkpoint.every", "1000", "--cluster.object_store_gib", "1000")
+"""No checkpoint but the last, and room for all versions that wait."""
+
+MEAN = 300
+
+
+def seconds(steps_off: int, num_steps: int, chance: Chance, mean: int = TOKENS, rates: Rates | None = None) -> float:
+    config = lagging(steps_off, *ROOMY)
+    return 3600 * play_steps(config, QWEN, H100, num_steps, mean, TOKENS, chance, rates=rates).hours
+
+
+def balanced(mean: int) -> Rates:
+    """Rates at which training takes as long as the rollout of mean length."""
+    step = compute.step_compute(lagging(1, *ROOMY), QWEN, H100, mean, TOKENS)
+    return Rates(training=step.rollout_s / step.training_s)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0, 2.0])
+def test_equal_times_gain_nothing_from_a_second_step(rate: float) -> None:
+    """Where every rollout and every update take the same time, a step is max(rollout, training) + push, whatever the
+    lag: ten more steps take ten times that."""
+    step = compute.step_compute(lagging(1, *ROOMY), QWEN, H100, TOKENS, TOKENS)
+    rates = Rates(training=rate * step.rollout_s / step.training_s)
+    for steps_off in (1, 2, 4):
+        ten = seconds(steps_off, 30, CERTAIN, rates=rates) - seconds(steps_off, 20, CERTAIN, rates=rates)
+        assert ten == pytest.approx(10 * (max(1.0, rate) * step.rollout_s + step.push_s), rel=1e-9), steps_off
+
+
+def test_unequal_rollouts_gain_up_to_their_mean() -> None:
+    """Where rollouts of unequal length meet training of the same mean, a longer lag takes less time, but the engines'
+    and the ranks' own work, each without a wait for the other, is a floor."""
+    chance, num, rates = replace(CERTAIN, is_length_drawn=True, slow_std=0.3), 60, balanced(MEAN)
+    found = {k: seconds(k, num, chance, MEAN, rates) for k in (0, 1, 2, 4, 16)}
+    assert list(found.values()) == sorted(set(found.values()), reverse=True)
+    played = _Play(lagging(1, *ROOMY), QWEN, H100, (MEAN, TOKENS), chance, 0, Day(0.0), rates)
+    training = sum(played.training_s(step) for step in range(num)) + num * played.push_s
+    played.env.run(played.env.process(_all(played, num)))
+    engines = {k: played.env.now + (num - 1 - k) * played.push_s for k in (2, 4, 16)}
+    floors = {k: max(training, engines[k]) + played.save_s for k in engines}
+    assert all(found[k] >= floors[k] for k in floors)
+    # Of what one step off waits above the floor, four steps off leave less than half (51 s of 160).
+    assert found[4] - floors[4] < (found[1] - floors[4]) / 2
+
+
+def _all(played: _Play, num: int):
+    for step in range(num):
+        yield from played.engines.rollout(step)
+
+
+@pytest.mark.parametrize("steps_off", [1, 2, 3])
+def test_batches_of_a_checkpoint_are_not_sampled_again(steps_off: int) -> None:
+    """A rank's death after a checkpoint costs the work since then, not the rollouts that the checkpoint has: a run that
+    dies at once afterwards takes the time of the restart longer."""
+    config = lagging(steps_off, "--checkpoint.every", "5")
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    main = played.env.process(played.run())
+    alone = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    alone.env.process(alone.run())
+    while played.day.num_steps < 5 or not played.saved:
+        played.env.step()
+    saved = played.env.now
+    played.env.run(saved + 1e-6)
+    main.interrupt()
+    for one in (played, alone):
+        while one.day.num_steps < 10:
+            one.env.step()
+    assert played.day.num_failures == 1
+    assert played.env.now == pytest.approx(alone.env.now + 1e-6 + CERTAIN.restart_s, rel=1e-9)
+
+
+def test_hours_add_up_two_steps_off() -> None:
+    """Stages, lost work and restarts leave less than one step of the hours, with failures and drawn lengths."""
+    chance, hours = Chance(gpu_hours_per_failure=50.0, restart_s=100.0), 8.0
+    day = play(lagging(2), QWEN, H100, hours, MEAN, TOKENS, chance)
+    rest = 3600 * hours - sum(day.stages.values()) - day.lost_s - day.down_s
+    assert day.num_failures > 5 and day.lost_s > 0
+    assert 0 <= rest < 5 * 3600 * hours / day.num_steps
+
+
+def test_a_push_counts_for_every_version_in_the_store() -> None:
+    """Two steps off the object store holds two versions: one that is twice as large as it takes is pushed as one that
+    spills."""
+    size = compute.push_bytes(lagging(1), QWEN)
+    room = ("--cluster.object_store_gib", str(1.5 * size / 2**30))
+    rates = [compute.push_rate(lagging(k, *room), size) for k in (1, 2)]
+    assert rates == [compute.PUSH_GB_S, compute.PUSH_SPILLED_GB_S]
