@@ -10,7 +10,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, feasibility, memory, passes, payloads
+from scaled.plan import compute, feasibility, in_progress, memory, passes, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_memory
@@ -126,10 +126,12 @@ def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> GpuBudget | Non
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
 
-    A push carries every weight once to each engine, in the engines' format.
+    A push carries every weight once to each engine, in the engines' format. What engines send counts all responses in
+    progress.
     """
     algorithm, rollout = config.algorithm.build(), config.rollout
-    responses, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
+    trained, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
+    responses = in_progress.responses_in_progress(config)
     b = memory.ELEMENT_BYTES[config.training.precision]
     found: dict[str, int] = {}
     if algorithm.mode != "none":
@@ -143,11 +145,16 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
         found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
     if algorithm.objective.uses_router_shift:
-        found["old's router scores, float32"] = payloads.routing_bytes(shape, responses * S, payloads.SCORE_BYTES)
+        found["old's router scores, float32"] = payloads.routing_bytes(shape, trained * S, payloads.SCORE_BYTES)
     if algorithm.objective.num_top > 0:
         num_top, T = algorithm.objective.num_top, algorithm.max_tokens
         found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)
         found["mu's likeliest tokens of one response"] = payloads.top_token_bytes(shape, num_top, T)
+    if algorithm.oversampling is not None and algorithm.oversampling.unfinished == "keep":
+        rows = S if algorithm.mode != "none" else 0
+        left, num_top = responses - trained, algorithm.objective.num_top
+        kept = payloads.backlog_bytes(shape, left, algorithm.max_tokens, rows, num_top)
+        found["kept responses in a checkpoint"] = kept
     pushed = compute.push_bytes(config, shape)
     found["weights pushed to one engine"] = pushed
     found[f"weights pushed to all {rollout.num_engines} engines"] = pushed * rollout.num_engines
@@ -208,7 +215,27 @@ def assumptions(plan: Plan) -> list[str]:
     if plan.config.algorithm.dynamic_sampling.enabled:
         rounds = plan.config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
+    if plan.config.algorithm.oversampling is not None:
+        lines.append(_oversampling(plan.config, mean))
     return lines
+
+
+def _oversampling(config: ScaledRun, mean_tokens: int) -> str:
+    """The responses in progress, and how long a rollout of them lasts."""
+    batch, over = config.algorithm.batch, config.algorithm.oversampling
+    assert over is not None
+    load = in_progress.rollout_load(config, mean_tokens)
+    each = -(-load.responses // config.rollout.num_engines)
+    together = min(each, config.rollout.max_num_seqs)
+    trained = batch.num_prompts * batch.num_responses
+    line = (
+        f"Over-sampling has {batch.num_prompts + over.extra_prompts} prompts in progress for {batch.num_prompts}: "
+        f"{load.responses:,} responses, {each:,} per engine, of which {together:,} decode together; "
+        f"a rollout has at least {load.least_steps:,} decoding steps"
+    )
+    if over.unfinished == "drop":
+        return f"{line}, and {1 - trained / load.sampled:.0%} of its tokens are dropped."
+    return f"{line}; reading kept responses again, and groups that max_staleness gives up, are not counted."
 
 
 def _padding(plan: Plan) -> str:
