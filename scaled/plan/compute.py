@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import flops, in_progress, memory, passes, payloads
+from scaled.plan import engine_memory, flops, in_progress, memory, passes, payloads
 from scaled.plan.hardware import Gpu
 
 DECODE_FLOPS_EFFICIENCY = 0.3
@@ -91,7 +91,7 @@ def decode_step_seconds(
     # A step reads every dense weight, but of the experts only those that some token of the batch chose.
     touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
     weights = whole * (1 - expert_share + expert_share * touched) / tp
-    kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
+    kv = num_seqs * context * engine_memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
     num_flops = num_seqs * (flops.matrix_flops(shape) + flops.attention_flops(shape, context)) / tp
     by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
     rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
