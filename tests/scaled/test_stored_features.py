@@ -6,6 +6,7 @@ Ray's store is stood for by the objects themselves; a run on the cluster has it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scaled.cluster import sources
-from scaled.cluster.features import LEAST_ROWS, StoredFeatures, products
+from scaled.cluster.features import LEAST_ROWS, StoredFeatures, StoredHidden, products
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, local_features
+from tests.contracts import worlds
 from tests.scaled.test_stored_routes import HereGroup
+from theory.algorithm import Algorithm, OptimizerSettings
+from theory.loop import global_step, hand_over
+from theory.objectives import preset
 from theory.routing.features import RouterFeatures, layer_products
 from theory.routing.packed_rows import offsets_of
+from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
 LAYERS, WIDTH, EXPERTS = (1, 2, 5, 8), 16, 12
@@ -169,3 +175,49 @@ def test_logits_alone_are_not_stored() -> None:
         kept.plus_bias({n: w for n, w in predictor().items() if n != 8})
     with pytest.raises(ValueError, match="expected hidden in all parts or in none"):
         RouterFeatures.concat([kept, plain])
+
+
+class Apart:
+    """An engine or a trainer whose arguments and answers travel as between processes; all that it has stays its own."""
+
+    def __init__(self, inner: Any):
+        self.inner, self.group = inner, HereGroup(1)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name not in ("generate", "score", "update"):
+            return method
+
+        def call(*arguments: Any) -> Any:
+            parcel, *stored = pack_apart(method(*unpack(pack(arguments))), 2)
+            return unpack_apart(parcel, stored, self.group, 0)
+
+        return call
+
+
+@pytest.mark.parametrize("mode", ["Pr2", "Pr3"])
+def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics and predictors of three steps have the bits of one process, and the driver reads no hidden state."""
+    read = StoredHidden.read
+
+    def only_there(self: StoredHidden, layer_numbers: Sequence[int]) -> Tensor:
+        assert all(source.owner.group is None for source in self.sources), "the driver reads hidden states"
+        return read(self, layer_numbers)
+
+    monkeypatch.setattr(StoredHidden, "read", only_there)
+    recipe = Algorithm(
+        objective=preset("minirl"), mode=mode, predictor=PredictorSettings(10.0, num_positions=4), num_prompts=4,
+        num_responses=2, num_minibatches=2, max_tokens=6, optimizer=OptimizerSettings(learning_rate=1e-2),
+    )  # fmt: skip
+    engine, theirs = (worlds.rollout_engine("weights-bf16", worlds.model()) for _ in range(2))
+    learner, one = (worlds.training_engine(worlds.model(), recipe.predictor) for _ in range(2))
+    engine, learner = Apart(engine), Apart(learner)
+    hand_over(recipe, engine, learner, version=0)
+    hand_over(recipe, theirs, one, version=0)
+    for step in range(3):
+        found = global_step(step, recipe, engine, learner, worlds.EvenTokens(), seed=3)
+        expected = global_step(step, recipe, theirs, one, worlds.EvenTokens(), seed=3)
+        assert found.metrics == expected.metrics and found.metrics["predictor/loss"] > 0
+        assert isinstance(found.rollouts.features if mode == "Pr3" else found.scores.features, StoredFeatures)
+    for number, W in learner.predictor_weights().items():
+        assert bool(W.any()) and torch.equal(W, one.predictor_weights()[number])
