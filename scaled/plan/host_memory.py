@@ -33,7 +33,7 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
-    share. The driver's own copy, on its machine, is not counted.
+    share. The driver's own copy, on its machine, is not counted; of features it has the logits alone.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
