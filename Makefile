@@ -57,7 +57,7 @@ VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quan
 RANKS := $(call scaled_tests,contract_megatron cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
 DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_places cluster_probe cluster_saving \
   cluster_schedule cluster_transfer export_files laws_capture launch micro_batches plan_* promot* recipes \
-  stored_routes vllm_quantize vllm_routes)
+  stored_* vllm_quantize vllm_routes)
 ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' $(ALONE:%='pytest %') 'pytest $(DRIVERS)' \

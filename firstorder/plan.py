@@ -209,7 +209,8 @@ def _with_dry_run(plan: Plan) -> Plan:
 def _print(plan: Plan, as_json: bool) -> None:
     import json
 
-    from scaled.plan.summary import assumptions, tables
+    from scaled.plan.summary import assumptions
+    from scaled.plan.tables import tables
 
     if as_json:
         typer.echo(json.dumps(plan.to_json(), indent=2, allow_nan=False))

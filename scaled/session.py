@@ -25,9 +25,9 @@ from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rewards import AheadEngine, AheadTask
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.routes import stored_backlog, stored_rollouts
 from scaled.cluster.saving import Checkpoints, read_ahead, read_backlog
 from scaled.cluster.schedule import Asynchronous, Synchronous
+from scaled.cluster.storing import stored_backlog, stored_rollouts
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
 from scaled.cluster.usage import Processors, payloads

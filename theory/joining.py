@@ -78,10 +78,7 @@ class Parts:
             order = torch.randperm(len(parts[number].rows), generator=draws)[: int((chosen == number).sum())]
             kept.append(start + order.sort().values)
         where = torch.cat(kept)
-        hidden = None if whole.hidden is None else whole.hidden[where]
-        return RouterFeatures(
-            whole.rows[where], offsets_of([len(where)]), hidden, whole.logits[where], whole.layer_numbers
-        )
+        return whole.at(where, offsets_of([len(where)]))
 
 
 def join(each: Sequence[Parts], sampling: Sampling) -> Rollouts:

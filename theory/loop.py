@@ -250,7 +250,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     logp_ref_BT = learner.score_reference(rollouts) if objective.kl_coefficient > 0 else None
     if cached_logits is not None:
         # Only its logits are compared later; the hidden states would keep memory.
-        cached_logits = replace(cached_logits, hidden=None)
+        cached_logits = cached_logits.without_hidden()
     return OldPass(scores, logp_ref_BT, cached, cached_logits, teacher, gradient)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from scaled.cluster.engine_actor import build_vllm
 from scaled.cluster.rank_group import ScoringGroup, build_scorer, megatron_assembly
 from scaled.cluster.ray_cluster import Cluster
-from scaled.cluster.rollout_group import Lost, RolloutGroup, build_vllm
+from scaled.cluster.rollout_group import Lost, RolloutGroup
 from scaled.cluster.training_group import TrainingGroup, build_megatron
 from scaled.cluster.transfer import Meter
 from scaled.config import ModelBlock, ScaledRun

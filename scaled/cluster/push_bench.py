@@ -25,7 +25,7 @@ from scaled.cluster import ray_cluster
 from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
-from scaled.cluster.transfer import Convert, StoredTensors, tensors_of, unchanged
+from scaled.cluster.weights import Convert, StoredTensors, tensors_of, unchanged
 from scaled.config import PrecisionBlock, ScaledRun
 from scaled.vllm_engine.quantize import quantised
 from theory.contracts import NamedTensors

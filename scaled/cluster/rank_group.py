@@ -20,10 +20,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from scaled.cluster.actors import ActorGroup
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.routes import pack_apart, unpack_apart
-from scaled.cluster.transfer import Bucket, Convert, Meter, Parcel, StoredTensors, buckets, pack, unpack
+from scaled.cluster.storing import pack_apart, unpack_apart
+from scaled.cluster.transfer import Bucket, Meter, Parcel, buckets, pack, unpack
+from scaled.cluster.weights import Convert, StoredTensors
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
 from theory.contracts import NamedTensors, Rollouts, TokenScores, UpdateStats
 from theory.routing.passes import RoutingPlan
@@ -116,7 +118,7 @@ def tokens_only(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, experts=None, features=None)
 
 
-class ScoringGroup:
+class ScoringGroup(ActorGroup):
     """The old pass and the weights of `num_ranks` actors. Seconds go to `meter`.
 
     Raises RankDied if a rank's process ends, if a collective loses a rank, or if a rank does not answer within its
@@ -174,16 +176,6 @@ class ScoringGroup:
         return [
             unpack(part) for part in self._gather("work", [a.work.remote(parcel, i) for i, a in enumerate(self.actors)])
         ]
-
-    def pids(self) -> list[int]:
-        """Process ids of the ranks."""
-        return ray.get([actor.pid.remote() for actor in self.actors])
-
-    def close(self) -> None:
-        """Ends the ranks' processes."""
-        for actor in self.actors:
-            self.cluster.kill(actor)
-        self.actors = []
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))

@@ -263,7 +263,7 @@ class Worker:
         return own.pid, total
 
     def work(self, parcel: Parcel, number: int) -> Parcel:
-        """A function of its arguments and this actor's number, both in the parcel; see `routes.Group.ask`."""
+        """A function of its arguments and this actor's number, both in the parcel; see `sources.RankGroup.ask`."""
         function, arguments = unpack(parcel, shared=True)
         return pack(function(*arguments, number))
 

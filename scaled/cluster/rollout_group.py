@@ -8,59 +8,29 @@ them to disk if it needs the room.
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from torch import Tensor
 
-from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.routes import pack_apart, unpack_apart
-from scaled.cluster.transfer import (
-    Bucket,
-    Convert,
-    Meter,
-    Parcel,
-    StoredTensors,
-    pack,
-    shares,
-    stored,
-    tensors_of,
-    unchanged,
-    unpack,
-)
-from scaled.config import LimitsBlock, RolloutBlock
+from scaled.cluster.actors import ActorGroup
+from scaled.cluster.engine_actor import BuildEngine, EngineActor
+from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.storing import unpack_apart
+from scaled.cluster.transfer import Meter, pack, shares, unpack
+from scaled.cluster.weights import Convert, StoredTensors, stored, unchanged
+from scaled.config import LimitsBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
 
 class EngineLost(ChildProcessError):
     """An inference engine was lost once more than `rollout.max_restarts` allows; the message says which and why."""
 
-
-@runtime_checkable
-class ClusterEngine(Protocol):
-    """The object that an engine actor holds: a RolloutEngine that can take a share of the prompts, and score."""
-
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
-        """The responses to these prompts, which the whole draw numbers from `first_response` on."""
-        ...
-
-    def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
-        """As theory's contract, with tensors that the group's `convert` made."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Log-probabilities of tokens 1.. of each sequence."""
-        ...
-
-
-BuildEngine = Callable[[], ClusterEngine]
 
 Lost = Callable[[int, str, float], None]
 """Called with an engine's index, the reason that it counts as lost, and the seconds until another had its weights."""
@@ -72,36 +42,7 @@ STAGES = {"start": "start", "load_weights": "push", "turn": "push", "score": "sc
 """An engine's methods, each with the stage whose limit (cluster.limits) applies; `generate` has rollout.timeout_s."""
 
 
-class EngineActor(Worker):
-    """One engine in its own process."""
-
-    engine: ClusterEngine
-
-    def start(self, build: BuildEngine) -> None:
-        # Not in __init__, where Ray would report the caller's error as the actor's death.
-        self.engine = build()
-
-    def generate(self, parcel: Parcel, first_response: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
-        prompts, sampling = unpack(parcel)
-        return pack_apart(self.engine.generate(prompts, sampling, first_response=first_response), num_stored)
-
-    def load_weights(self, refs: Sequence[Any], version: int) -> None:
-        # In a list, Ray passes references as they are: `tensors_of` fetches one bucket at a time.
-        self.engine.load_weights(tensors_of(refs), version)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> Parcel:
-        return pack(self.engine.score(sequences))
-
-    def turn(self, awake: bool) -> None:
-        """Takes GPU memory back if `awake`, else gives it up for the ranks' turn (colocated placement)."""
-        engine: Any = self.engine
-        if awake:
-            engine.wake()
-        else:
-            engine.sleep()
-
-
-class RolloutGroup:
+class RolloutGroup(ActorGroup):
     """`RolloutEngine` over `num_engines` actors. Seconds and bytes go to `meter` under their metric names.
 
     `convert` turns training weights into the tensors that the engines load.
@@ -231,16 +172,6 @@ class RolloutGroup:
         """Wakes the engines, or puts them to sleep while ranks use their GPUs (colocated placement)."""
         self._call_all("turn", awake)
 
-    def pids(self) -> list[int]:
-        """Process ids of the engines."""
-        return ray.get([actor.pid.remote() for actor in self.actors])
-
-    def close(self) -> None:
-        """Ends the engines' processes."""
-        for actor in self.actors:
-            self.cluster.kill(actor)
-        self.actors = []
-
     def _call_all(self, method: str, *arguments: Any) -> dict[int, Any]:
         return self._call(dict.fromkeys(range(len(self.actors)), (method, arguments)))
 
@@ -329,15 +260,4 @@ class RolloutGroup:
         self.lost(i, first, time.monotonic() - start)
 
 
-def build_vllm(
-    config_json: str, rollout: RolloutBlock, stop_token: int | None, features_under_graphs: bool = False
-) -> ClusterEngine:
-    """A vLLM engine of the model with this config.json; it has no weights until some are pushed."""
-    from scaled.vllm_engine.engine import VllmEngine
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
-        return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
-
-
-__all__ = ["BuildEngine", "ClusterEngine", "EngineLost", "RolloutGroup", "build_vllm", "shares"]
+__all__ = ["EngineLost", "Lost", "RolloutGroup"]

@@ -1,8 +1,9 @@
 """Routing records whose ids stay in the object store: the driver holds references, ranks fetch the rows that they need.
 
-Engines and ranks return their records beside their answers, in objects of their own (`pack_apart`). The driver's side
-of such a record is a `StoredRecord`: it selects, concatenates and splices without touching an id. Two of them are
-compared by the processes that made the second one, each on its own rows and layers, and only whole numbers come back.
+Engines and ranks return their records beside their answers, in objects of their own (`storing.pack_apart`). The
+driver's side of such a record is a `StoredRecord`: it selects, concatenates and splices without touching an id. Two of
+them are compared by the processes that made the second one, each on its own rows and layers, and only whole numbers
+come back.
 
 Extra letters: S stretches of rows that lie together in one stored tensor, Q stretches that are asked for.
 """
@@ -11,17 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
 
-import ray
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from scaled.cluster.sources import RankGroup, Source, columns
 from scaled.cluster.stretches import Stretches, by_source
-from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
-from theory.contracts import Rollouts
-from theory.oversampling import Backlog
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import offsets_of, place, ranges
 from theory.routing.record import MISSING, RoutingRecord
@@ -31,40 +28,11 @@ BLOCK_BYTES = 2**22
 response's."""
 
 
-@runtime_checkable
-class RankGroup(Protocol):
-    """The actors that made a record, by number."""
-
-    def ask(self, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """work(*arguments, i) of every actor i, run there."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
-class Owner:
-    """The actor that made a stored tensor: `home` of `group`, which does not travel."""
+class RouteSource(Source):
+    """Stored ids (rows, L, K); `missing` are their rows with a layer unknown."""
 
-    group: RankGroup | None
-    home: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Owner, (None, self.home)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Ids (rows, L, K) of these layers under a name in a stored bucket; `missing` are its rows with a layer unknown."""
-
-    reference: Any
-    name: str
-    owner: Any
-    layer_numbers: tuple[int, ...]
     missing: Int[Tensor, " _"]
-
-    def ids(self) -> Int[Tensor, "R L K"]:
-        """A view of the stored ids, mapped into this process."""
-        bucket: Any = ray.get(self.reference)
-        return bucket.tensor(self.name)
 
 
 class StoredRecord(RoutingRecord):
@@ -72,7 +40,7 @@ class StoredRecord(RoutingRecord):
 
     def __init__(
         self,
-        sources: tuple[Source, ...],
+        sources: tuple[RouteSource, ...],
         stretches: Stretches,
         offsets: Int[Tensor, " B_plus_1"],
         layer_numbers: tuple[int, ...],
@@ -92,7 +60,7 @@ class StoredRecord(RoutingRecord):
         }
         self.__dict__.update(own)
 
-    sources: tuple[Source, ...]
+    sources: tuple[RouteSource, ...]
     stretches: Stretches
     slots: tuple[int, torch.dtype]
 
@@ -156,7 +124,7 @@ class StoredRecord(RoutingRecord):
             out_RLK = some._missing(int(some.offsets[-1]), some.layer_numbers)
             for home, found in enumerate(group.ask(send_own, some)):
                 for (source, own), ids_RLK in zip(_own(some, home), found, strict=True):
-                    out_RLK[some._rows(own)[:, None], _columns(some.layer_numbers, source.layer_numbers)] = ids_RLK
+                    out_RLK[some._rows(own)[:, None], columns(some.layer_numbers, source.layer_numbers)] = ids_RLK
             yield out_RLK
 
     @property
@@ -188,11 +156,11 @@ class StoredRecord(RoutingRecord):
                     ranges(own.start_S, own.num_S),
                     ranges(offsets[own.response_S] + own.first_S, own.num_S),
                 )
-                ids_RLK = source.ids()[rows_R[:, None], _columns(source.layer_numbers, shared)]
-                out_RLK[place_R[:, None], _columns(layers, shared)] = ids_RLK
+                ids_RLK = source.tensor()[rows_R[:, None], columns(source.layer_numbers, shared)]
+                out_RLK[place_R[:, None], columns(layers, shared)] = ids_RLK
         return out_RLK
 
-    def _of(self, sources: tuple[Source, ...], stretches: Stretches, num_rows_B: Sequence[int]) -> StoredRecord:
+    def _of(self, sources: tuple[RouteSource, ...], stretches: Stretches, num_rows_B: Sequence[int]) -> StoredRecord:
         return StoredRecord(
             sources, stretches, offsets_of(num_rows_B), self.layer_numbers, self.num_experts, self.slots
         )
@@ -216,7 +184,7 @@ class StoredRecord(RoutingRecord):
                 asked.setdefault(id(record), []).append((i, start, b, at))
                 at += record.num_rows_B[i] - start
             num_rows_B.append(at)
-        sources: list[Source] = []
+        sources: list[RouteSource] = []
         parts = []
         for key, record in records.items():
             which, start, response, at = torch.tensor(asked[key]).unbind(1)
@@ -229,7 +197,7 @@ class StoredRecord(RoutingRecord):
     def _assembled(
         self, parts: Sequence[tuple[RoutingRecord, Sequence[int], int]], num_rows_B: Sequence[int]
     ) -> RoutingRecord:
-        sources: list[Source] = []
+        sources: list[RouteSource] = []
         moved = []
         for record, indices, start in parts:
             assert isinstance(record, StoredRecord), "all parts have travelled"
@@ -267,7 +235,7 @@ class StoredRecord(RoutingRecord):
                 raise ValueError(f"expected one route of {place(row, self.offsets)}, layer {layer}, got {got}")
 
 
-def _own(record: StoredRecord, home: int) -> list[tuple[Source, Stretches]]:
+def _own(record: StoredRecord, home: int) -> list[tuple[RouteSource, Stretches]]:
     """The sources that this actor made, and their stretches."""
     parts = zip(record.sources, by_source(record.stretches, len(record.sources)), strict=True)
     return [(source, own) for source, own in parts if source.owner.home == home]
@@ -279,7 +247,7 @@ def compare_own(
     """The differences of the other record from each source of this actor's, some responses at a time."""
     found = []
     for source, own in _own(record, home):
-        ids_RLK = source.ids()
+        ids_RLK = source.tensor()
         row_bytes = max(1, ids_RLK[:1].nbytes)
         parts = []
         for chosen in in_blocks(own.num_S, row_bytes):
@@ -293,7 +261,7 @@ def compare_own(
 
 def send_own(record: StoredRecord, home: int) -> list[Tensor]:
     """The ids of the record's rows in each source of this actor's."""
-    return [source.ids()[ranges(own.start_S, own.num_S)] for source, own in _own(record, home)]
+    return [source.tensor()[ranges(own.start_S, own.num_S)] for source, own in _own(record, home)]
 
 
 def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tensor, " _"]]:
@@ -307,62 +275,4 @@ def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tenso
         first = stop
 
 
-def _columns(layers: Sequence[int], wanted: Sequence[int]) -> Int[Tensor, " L"]:
-    return torch.tensor([list(layers).index(n) for n in wanted], dtype=torch.int64)
-
-
-def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
-    """The value as a parcel, and the ids of its routing records in `num` buckets, each of some responses.
-
-    The value then has a `StoredRecord` in the place of each; the receiver's `unpack_apart` says where they are.
-    """
-    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(num)]
-
-    def stand_in(found: Any) -> StoredRecord | None:
-        if type(found) is not RoutingRecord:
-            return None
-        sources, stretches = [], []
-        for number, (low, high) in enumerate(shares(len(found), num)):
-            start, stop = int(found.offsets[low]), int(found.offsets[high])
-            name, ids_RLK = str(len(tensors[number])), found.experts[start:stop]
-            tensors[number].append((name, ids_RLK))
-            missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
-            sources.append(Source(Hole("stored", number), name, Hole("owner", 0), found.layer_numbers, missing))
-            own = torch.arange(low, high)
-            num_S = found.offsets.diff()[own]
-            stretches.append(
-                Stretches(torch.full_like(own, number), own, torch.zeros_like(own), found.offsets[own] - start, num_S)
-            )
-        slots = found.num_slots, found.experts.dtype
-        whole = Stretches.concat(stretches)
-        return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
-
-    parcel = pack(value, stand_in)
-    stored = (next(buckets(own, sum(64 + ids.nbytes for _, ids in own)), EMPTY) for own in tensors)
-    return parcel, *stored
-
-
-def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: int) -> Any:
-    """The value of a parcel whose routing records lie in these buckets, made by actor `home` of the group."""
-    return unpack(parcel, stored=stored, owner=[Owner(group, home)])
-
-
-def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
-    """The backlog with its routes in the object store, as those of `group` are that its responses are joined with.
-
-    The group's first actor counts as their maker.
-    """
-    if backlog is None:
-        return None
-    groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group)) for own in backlog.groups]
-    return replace(backlog, groups=tuple(groups))
-
-
-def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
-    """The same for rollouts, or None."""
-    packed: Any = pack_apart(rollouts)
-    parcel, bucket = packed
-    return unpack_apart(parcel, [ray.put(bucket)], group, 0)
-
-
-__all__ = ["RankGroup", "Owner", "StoredRecord", "pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]
+__all__ = ["BLOCK_BYTES", "RouteSource", "StoredRecord"]

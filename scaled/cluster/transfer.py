@@ -1,10 +1,9 @@
 """The transport between processes: tensors as flat bytes with an index, and nothing else per token.
 
-Weights travel in buckets of bounded size, which the receiver views without a copy. Ranks' weights stay in the object
-store, and the driver passes on references (`StoredTensors`). The process that holds weights converts them to the
-receiver's format. A `Parcel` is any value of the contracts with its tensors moved into one such bucket, so that a batch
-of thousands of responses is one buffer, not thousands of pickled tensors. Every dtype survives bit for bit (as uint8,
-since numpy has no bfloat16), and integers stay narrow.
+Weights travel in buckets of bounded size, which the receiver views without a copy (`weights`). A `Parcel` is any value
+of the contracts with its tensors moved into one such bucket, so that a batch of thousands of responses is one buffer,
+not thousands of pickled tensors. Every dtype survives bit for bit (as uint8, since numpy has no bfloat16), and integers
+stay narrow.
 """
 
 from __future__ import annotations
@@ -127,46 +126,6 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
             filling = None
     if filling is not None:
         yield filling.close()
-
-
-Convert = Callable[[NamedTensors], NamedTensors]
-"""Turns whole training weights into the tensors that an engine loads, one by one; it is pickled for the ranks."""
-
-
-def unchanged(named_tensors: NamedTensors) -> NamedTensors:
-    """The training weights themselves."""
-    return named_tensors
-
-
-@dataclass(frozen=True, eq=False)
-class StoredTensors:
-    """Named tensors that other processes put into the object store. Iterating yields views of their buckets.
-
-    `stored(convert)` makes each process convert its own tensors, and yields a reference to each bucket and its size in
-    bytes without fetching the bucket.
-    """
-
-    stored: Callable[[Convert], Iterator[tuple[Any, int]]]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for reference, _ in self.stored(unchanged):
-            yield from tensors_of([reference])
-
-
-def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = unchanged) -> Iterator[tuple[Any, int]]:
-    """References to buckets of the converted tensors, and their sizes in bytes; local tensors are stored first."""
-    if isinstance(named_tensors, StoredTensors):
-        yield from named_tensors.stored(convert)
-        return
-    for bucket in buckets(convert(named_tensors), bucket_bytes):
-        yield ray.put(bucket), bucket.num_bytes
-
-
-def tensors_of(references: Sequence[Any]) -> NamedTensors:
-    """The tensors of these buckets, as views to read or copy; one bucket at a time is mapped into this process."""
-    for reference in references:
-        bucket: Any = ray.get(reference)
-        yield from bucket.tensors()
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,7 +272,4 @@ class Meter:
         return totals
 
 
-__all__ = [
-    "EMPTY", "Bucket", "Convert", "Entry", "Hole", "Meter", "Parcel", "StoredTensors", "buckets", "pack", "shares",
-    "stored", "tensors_of", "unchanged", "unpack",
-]  # fmt: skip
+__all__ = ["EMPTY", "Bucket", "Entry", "Hole", "Meter", "Parcel", "buckets", "pack", "shares", "unpack"]

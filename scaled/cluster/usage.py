@@ -20,8 +20,7 @@ def payloads(rollouts: Rollouts) -> dict[str, float]:
     if rollouts.experts is not None:
         found["transfer/routes_bytes"] = float(rollouts.experts.nbytes)
     if rollouts.features is not None:
-        hidden, logits = rollouts.features.hidden, rollouts.features.logits
-        found["transfer/features_bytes"] = float(logits.nbytes + (0 if hidden is None else hidden.nbytes))
+        found["transfer/features_bytes"] = float(rollouts.features.nbytes)
     return found
 
 

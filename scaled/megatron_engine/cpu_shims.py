@@ -91,16 +91,12 @@ class _Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def wait_stream(self, other: _Stream) -> None: ...
-
-    def wait_event(self, event: _Stream) -> None: ...
-
     def record_event(self, event: _Stream | None = None) -> _Stream:
         return self
 
-    def record(self, stream: _Stream | None = None) -> None: ...
+    def synchronize(self, *_: Any) -> None: ...
 
-    def synchronize(self) -> None: ...
+    wait_stream = wait_event = record = synchronize
 
 
 def streams() -> None:
@@ -261,23 +257,16 @@ def optimizer_load() -> None:
     distributed.DistributedOptimizer._set_main_param_and_optimizer_states = set_state
 
 
-SHIMS: dict[str, Callable[[], None]] = {
-    "current_device": current_device,
-    "generator": generator,
-    "streams": streams,
-    "synchronize": synchronize,
-    "device_keyword": device_keyword,
-    "split_sizes": split_sizes,
-    "type_names": type_names,
-    "tied_head": tied_head,
-}
+def _by_name(*shims: Callable[[], None]) -> dict[str, Callable[[], None]]:
+    return {shim.__name__: shim for shim in shims}
+
+
+SHIMS = _by_name(
+    current_device, generator, streams, synchronize, device_keyword, split_sizes, type_names, tied_head
+)  # fmt: skip
 """For machines without CUDA."""
 
-REPAIRS: dict[str, Callable[[], None]] = {
-    "router_gemm": router_gemm,
-    "latent_attention": latent_attention,
-    "optimizer_load": optimizer_load,
-}
+REPAIRS = _by_name(router_gemm, latent_attention, optimizer_load)
 """For machines without Transformer Engine and Apex, GPU or not."""
 
 

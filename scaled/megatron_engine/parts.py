@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord, places
 from theory.routing.replay import ReplayContext
 
@@ -56,9 +55,7 @@ class RoutePart:
     layer_numbers: tuple[int, ...]
     used: RoutingRecord | None
     natural: RoutingRecord | None
-    feature_rows_b: tuple[Int[Tensor, " _"], ...] | None = None
-    hidden_FLD: Float[Tensor, "F L D"] | None = None
-    logits_FLE: Float[Tensor, "F L E"] | None = None
+    features: RouterFeatures | None = None
     scores_RLK: Float[Tensor, "R L _K"] | None = None
 
 
@@ -105,8 +102,6 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
     assert used is not None and natural is not None, "only chunks with a router have a pass"
     num = len(indices)
     is_natural = context.plan.source == "natural"
-    rows_b = None if features is None else tuple(row + start for row in features.feature_rows[:num])
-    hidden_FLD = None if features is None or features.hidden is None else features.hidden.cpu()
     scores_RLK = context.scores
     return RoutePart(
         indices=tuple(indices),
@@ -114,9 +109,7 @@ def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_u
         layer_numbers=used.layer_numbers,
         used=None if for_update else _first(used, num),
         natural=None if is_natural and not for_update else _first(natural, num),
-        feature_rows_b=rows_b,
-        hidden_FLD=hidden_FLD,
-        logits_FLE=None if features is None else features.logits.cpu(),
+        features=None if features is None else _first_features(features, num, start),
         scores_RLK=None if scores_RLK is None else scores_RLK.cpu(),
     )
 
@@ -125,6 +118,13 @@ def _first(record: RoutingRecord, num: int) -> RoutingRecord:
     """The first `num` responses, on the CPU; the others are padding and have no rows."""
     offsets = record.offsets[: num + 1].cpu()
     return RoutingRecord(record.experts.cpu(), offsets, record.layer_numbers, record.num_experts)
+
+
+def _first_features(features: RouterFeatures, num: int, start: int) -> RouterFeatures:
+    """Those of the first `num` responses, on the CPU; a row counts from the response's first, not from `start`."""
+    hidden = None if features.hidden is None else features.hidden.cpu()
+    rows, offsets = features.rows.cpu() + start, features.offsets[: num + 1].cpu()
+    return RouterFeatures(rows, offsets, hidden, features.logits.cpu(), features.layer_numbers)
 
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
@@ -225,38 +225,10 @@ def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | N
 
 def local_features(sizes: BatchSizes, routes: Sequence[RoutePart]) -> RouterFeatures | None:
     """The feature rows of all parts, in the order of responses and rows; None if none were requested."""
-    if not routes or any(route.feature_rows_b is None for route in routes):
+    parts = [(route.features, route.indices) for route in routes if route.features is not None]
+    if not parts or len(parts) < len(routes):
         return None
-    layers = tuple(sorted({n for route in routes for n in route.layer_numbers}))
-    # The key of a feature row is response * width + row: sorted keys are in the order of responses and rows.
-    width = max(sizes.num_rows_B)
-    keys = [_feature_keys(route, width) for route in routes]
-    all_F = torch.cat(keys).unique()
-    first = next(route.logits_FLE for route in routes if route.logits_FLE is not None)
-    logits_FLE = torch.full((len(all_F), len(layers), first.shape[2]), torch.nan, dtype=first.dtype)
-    hidden_FLD = None
-    hidden = routes[0].hidden_FLD
-    if hidden is not None:
-        hidden_FLD = torch.full((len(all_F), len(layers), hidden.shape[2]), torch.nan, dtype=hidden.dtype)
-    is_filled_FL = torch.zeros(logits_FLE.shape[:2], dtype=torch.bool)
-    for route, key_F in zip(routes, keys, strict=True):
-        where = torch.searchsorted(all_F, key_F)[:, None], torch.tensor([layers.index(n) for n in route.layer_numbers])
-        assert route.logits_FLE is not None
-        logits_FLE[where] = route.logits_FLE
-        is_filled_FL[where] = True
-        if hidden_FLD is not None:
-            assert route.hidden_FLD is not None
-            hidden_FLD[where] = route.hidden_FLD
-    if not bool(is_filled_FL.all()):
-        raise ValueError(f"expected features of {is_filled_FL.numel()} rows and layers, got {int(is_filled_FL.sum())}")
-    counts = torch.bincount(all_F // width, minlength=len(sizes.num_rows_B)).tolist()
-    return RouterFeatures(all_F % width, offsets_of(counts), hidden_FLD, logits_FLE, layers)
-
-
-def _feature_keys(route: RoutePart, width: int) -> Tensor:
-    assert route.feature_rows_b is not None
-    pieces = [b * width + rows for b, rows in zip(route.indices, route.feature_rows_b, strict=True)]
-    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+    return RouterFeatures.assembled(parts, len(sizes.num_rows_B))
 
 
 def _predictor_metrics(parts: Sequence[PredictorPart]) -> dict[str, float]:

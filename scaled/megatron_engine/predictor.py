@@ -84,9 +84,7 @@ def _on_rows(features: RouterFeatures, pi: RouterFeatures, width: int) -> Router
     absent = sorted(set(pi.layer_numbers) - set(features.layer_numbers))
     if absent:
         raise ValueError(f"expected cached features of layers {pi.layer_numbers}, got none of {absent}")
-    columns = [features.layer_numbers.index(n) for n in pi.layer_numbers]
-    hidden = None if features.hidden is None else features.hidden[where_F][:, columns]
-    return RouterFeatures(pi.rows, pi.offsets, hidden, features.logits[where_F][:, columns], pi.layer_numbers)
+    return features.at(where_F, pi.offsets, pi.layer_numbers)
 
 
 def _keys(features: RouterFeatures, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import flops, memory, passes, payloads
+from scaled.plan import engine_memory, flops, in_progress, memory, passes, payloads
 from scaled.plan.hardware import Gpu
 
 DECODE_FLOPS_EFFICIENCY = 0.3
@@ -91,7 +91,7 @@ def decode_step_seconds(
     # A step reads every dense weight, but of the experts only those that some token of the batch chose.
     touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
     weights = whole * (1 - expert_share + expert_share * touched) / tp
-    kv = num_seqs * context * memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
+    kv = num_seqs * context * engine_memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
     num_flops = num_seqs * (flops.matrix_flops(shape) + flops.attention_flops(shape, context)) / tp
     by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
     rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
@@ -102,13 +102,13 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     """Seconds of a rollout: decoding steps x seconds of one.
 
     An engine decodes its share of the responses, at most `max_num_seqs` together, and a step gives each one token; the
-    longest response is decoded token by token, so there are at least max_tokens steps.
+    longest response is decoded token by token, so there are at least max_tokens steps (fewer where over-sampling does
+    not wait for it).
     """
-    batch, rollout = config.algorithm.batch, config.rollout
-    share = batch.num_prompts * batch.num_responses / rollout.num_engines
-    longest = config.algorithm.sampling.max_tokens
-    together = min(share, rollout.max_num_seqs)
-    steps = max(longest, share * mean_tokens / together)
+    load, rollout = in_progress.rollout_load(config, mean_tokens), config.rollout
+    share = load.sampled / rollout.num_engines
+    together = min(load.responses / rollout.num_engines, rollout.max_num_seqs)
+    steps = max(load.least_steps, share * mean_tokens / together)
     # The mean batch over all steps; a context grows from nothing to the mean length.
     active = share * mean_tokens / steps
     return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
@@ -219,6 +219,7 @@ def step_compute(
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
-        made.num_micro, num_responses * flops.forward_flops(shape, S), made.score_flops, made.update_flops,
+        made.num_micro, in_progress.rollout_load(config, S).sampled * flops.forward_flops(shape, S), made.score_flops,
+        made.update_flops,
         rollout_s, training_s, push_s, turn_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

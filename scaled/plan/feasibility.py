@@ -14,7 +14,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.plan import memory, payloads
+from scaled.plan import engine_memory, memory, payloads
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory
 
@@ -170,7 +170,7 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
         lines.append(
             _misfit("training, while engines are awake", need, resident_budget(config, gpu), gpu, config, ways)
         )
-    need = memory.rollout_memory(config, shape)
+    need = engine_memory.rollout_memory(config, shape)
     if need.total > rollout_budget(config, gpu):
         ways = _ways(
             rollout_changes(config, shape), lambda c: _rollout_need(c, shape), lambda c: rollout_budget(c, gpu)
@@ -206,7 +206,7 @@ def _resident_need(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def _rollout_need(config: ScaledRun, shape: ModelShape) -> int:
-    return memory.rollout_memory(config, shape).total
+    return engine_memory.rollout_memory(config, shape).total
 
 
 def _ways(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
-from scaled.plan import payloads
+from scaled.plan import in_progress, payloads
 from scaled.plan.memory import CHECKPOINT_BYTES, ELEMENT_BYTES, Memory, most_optimizer_bytes
 
 
@@ -15,16 +15,17 @@ def stored_routes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of routing records in one machine's object store at the end of a step, all responses at full length.
 
     mu's record is counted whole, since ranks fetch their rows of it, and so are those of the batches that are sampled
-    ahead. The ranks' records are old's natural experts, the experts that old used if they differ, and pi's: each
-    machine has its share.
+    ahead. It has every response in progress: an object with a row that somebody needs stays whole. The ranks' records
+    are old's natural experts, the experts that old used if they differ, and pi's: each machine has its share.
     """
     algorithm = config.algorithm.build()
     rows = algorithm.num_prompts * algorithm.num_responses * config.rollout.max_model_len
+    rows_of_mu = in_progress.responses_in_progress(config) * config.rollout.max_model_len
     machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
     of_mu = 1 + config.schedule.steps_off
     of_ranks = 2 if algorithm.passes.old == "natural" else 3
-    one = payloads.routing_bytes(shape, rows)
-    return of_mu * one + -(-of_ranks * one // machines)
+    of_ranks *= payloads.routing_bytes(shape, rows)
+    return of_mu * payloads.routing_bytes(shape, rows_of_mu) + -(-of_ranks // machines)
 
 
 def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
@@ -32,7 +33,7 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
-    share. The driver's own copy, on its machine, is not counted.
+    share. The driver's own copy, on its machine, is not counted; of features it has the logits alone.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}

@@ -59,6 +59,15 @@ def top_token_bytes(shape: ModelShape, num_top: int, num_tokens: int) -> int:
     return num_tokens * min(num_top, shape.vocab_size) * (id_dtype(shape.vocab_size).itemsize + 4)
 
 
+def backlog_bytes(shape: ModelShape, num_responses: int, max_tokens: int, num_rows: int, num_top: int) -> int:
+    """Bytes of `num_responses` kept responses in a checkpoint, each of `max_tokens` tokens and `num_rows` routing rows.
+
+    A token has its id and its version in int64 and log mu in fp32, 20 bytes, and mu's likeliest tokens where recorded.
+    """
+    top = top_token_bytes(shape, num_top, max_tokens) if num_top > 0 else 0
+    return num_responses * (20 * max_tokens + routing_bytes(shape, num_rows) + top)
+
+
 def predictor_parameters(shape: ModelShape) -> int:
     """Weights of all W_p: L D E (Pr2 App. E.2)."""
     return len(shape.moe_layers) * shape.hidden_size * shape.num_experts

@@ -18,7 +18,7 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.plan import compute, feasibility, memory, passes
+from scaled.plan import compute, engine_memory, feasibility, memory, passes
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
 
@@ -181,7 +181,7 @@ def _engines(
 
 
 def _rollout_need(config: ScaledRun, shape: ModelShape, fields: dict[str, Any], num_seqs: int) -> int:
-    return memory.rollout_memory(_with(config, fields | {"max_num_seqs": num_seqs}), shape).total
+    return engine_memory.rollout_memory(_with(config, fields | {"max_num_seqs": num_seqs}), shape).total
 
 
 def _with(config: ScaledRun, fields: dict[str, Any]) -> ScaledRun:

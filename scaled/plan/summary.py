@@ -1,26 +1,21 @@
-"""The whole plan of a config: memory, payloads and cost, as tables and as JSON."""
+"""The whole plan of a config: memory, payloads and cost, and as JSON; `tables` shows it."""
 
 from __future__ import annotations
 
 import importlib.util
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, feasibility, memory, passes, payloads
+from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, passes, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.layout import RankPlan, dry_run
 from scaled.plan.memory import GIB, Memory
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-MB = 1e6
 
 
 @dataclass(frozen=True)
@@ -109,7 +104,7 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         gpu=gpu,
         training=GpuBudget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
         resident=_resident(config, shape, gpu),
-        rollout=GpuBudget(memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
+        rollout=GpuBudget(engine_memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
         host=host_memory(config, shape),
         payloads=step_payloads(config, shape),
         compute=step,
@@ -126,10 +121,12 @@ def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> GpuBudget | Non
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
 
-    A push carries every weight once to each engine, in the engines' format.
+    A push carries every weight once to each engine, in the engines' format. What engines send counts all responses in
+    progress.
     """
     algorithm, rollout = config.algorithm.build(), config.rollout
-    responses, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
+    trained, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
+    responses = in_progress.responses_in_progress(config)
     b = memory.ELEMENT_BYTES[config.training.precision]
     found: dict[str, int] = {}
     if algorithm.mode != "none":
@@ -143,11 +140,16 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
         found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
     if algorithm.objective.uses_router_shift:
-        found["old's router scores, float32"] = payloads.routing_bytes(shape, responses * S, payloads.SCORE_BYTES)
+        found["old's router scores, float32"] = payloads.routing_bytes(shape, trained * S, payloads.SCORE_BYTES)
     if algorithm.objective.num_top > 0:
         num_top, T = algorithm.objective.num_top, algorithm.max_tokens
         found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)
         found["mu's likeliest tokens of one response"] = payloads.top_token_bytes(shape, num_top, T)
+    if algorithm.oversampling is not None and algorithm.oversampling.unfinished == "keep":
+        rows = S if algorithm.mode != "none" else 0
+        left, num_top = responses - trained, algorithm.objective.num_top
+        kept = payloads.backlog_bytes(shape, left, algorithm.max_tokens, rows, num_top)
+        found["kept responses in a checkpoint"] = kept
     pushed = compute.push_bytes(config, shape)
     found["weights pushed to one engine"] = pushed
     found[f"weights pushed to all {rollout.num_engines} engines"] = pushed * rollout.num_engines
@@ -208,7 +210,27 @@ def assumptions(plan: Plan) -> list[str]:
     if plan.config.algorithm.dynamic_sampling.enabled:
         rounds = plan.config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
+    if plan.config.algorithm.oversampling is not None:
+        lines.append(_oversampling(plan.config, mean))
     return lines
+
+
+def _oversampling(config: ScaledRun, mean_tokens: int) -> str:
+    """The responses in progress, and how long a rollout of them lasts."""
+    batch, over = config.algorithm.batch, config.algorithm.oversampling
+    assert over is not None
+    load = in_progress.rollout_load(config, mean_tokens)
+    each = -(-load.responses // config.rollout.num_engines)
+    together = min(each, config.rollout.max_num_seqs)
+    trained = batch.num_prompts * batch.num_responses
+    line = (
+        f"Over-sampling has {batch.num_prompts + over.extra_prompts} prompts in progress for {batch.num_prompts}: "
+        f"{load.responses:,} responses, {each:,} per engine, of which {together:,} decode together; "
+        f"a rollout has at least {load.least_steps:,} decoding steps"
+    )
+    if over.unfinished == "drop":
+        return f"{line}, and {1 - trained / load.sampled:.0%} of its tokens are dropped."
+    return f"{line}; reading kept responses again, and groups that max_staleness gives up, are not counted."
 
 
 def _padding(plan: Plan) -> str:
@@ -249,92 +271,3 @@ def dry_run_layout(plan: Plan) -> list[RankPlan]:
                 f"{rank.num_parameters} from Megatron-core's build"
             )
     return ranks
-
-
-def tables(plan: Plan) -> list[Table]:
-    """The plan as rich tables."""
-    return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or columns == ("item", "value") else "right")
-    return table
-
-
-def _layout(plan: Plan) -> Table:
-    config, shape = plan.config, plan.shape
-    training, rollout, cluster = config.training, config.rollout, config.cluster
-    table = _table(f"{config.name}: layout", "item", "value")
-    table.add_row(
-        "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
-    )
-    have = cluster.num_nodes * cluster.gpus_per_node
-    table.add_row(
-        "cluster", f"{cluster.num_nodes} x {cluster.gpus_per_node} {plan.gpu.name}, {cluster.placement}; "
-        f"{feasibility.gpus_needed(config)} of {have} used",
-    )  # fmt: skip
-    table.add_row(
-        "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, PP {training.pipeline_parallel} x "
-        f"{training.virtual_pipeline}, EP {training.expert_parallel}, ETP {training.expert_tensor_parallel}, "
-        f"DP {training.data_parallel}",
-    )  # fmt: skip
-    batch = config.algorithm.batch
-    budget = training.max_tokens_per_micro_batch
-    size = f"of {training.micro_batch_size}" if budget is None else f"of at most {budget} tokens"
-    table.add_row(
-        "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
-        f"{plan.compute.num_micro} micro-batches {size} per rank",
-    )  # fmt: skip
-    table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
-    for rank in plan.ranks:
-        runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
-        table.add_row(
-            f"built, rank {rank.rank}",
-            f"layers {runs}; {rank.num_local_experts} experts per layer; {rank.num_parameters / 1e9:.4f}B weights",
-        )
-    return table
-
-
-def _memory(plan: Plan) -> Table:
-    names = {"training": "training", "resident": "training, engines awake", "rollout": "rollout"}
-    budgets = plan.budgets
-    table = _table("Memory of one GPU, GiB", "part", *(names[name] for name in budgets))
-    pools = [budget.memory.parts for budget in budgets.values()]
-    for name in dict.fromkeys(part for parts in pools for part in parts):
-        table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
-    table.add_section()
-    table.add_row("total", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
-    table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in budgets.values()))
-    table.add_row("", *("fits" if budget.fits else "does not fit" for budget in budgets.values()))
-    return table
-
-
-def _payloads(plan: Plan) -> Table:
-    table = _table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
-    for name, size in plan.payloads.items():
-        table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
-    for name, size in plan.host.parts.items():
-        table.add_row(f"{name}, on every machine", f"{size / MB:,.1f}", f"{size / GIB:.2f}")
-    return table
-
-
-def _compute(plan: Plan) -> Table:
-    step = plan.compute
-    table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
-    table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
-    scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
-    table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
-    table.add_row("updates, padded (seconds with the line above)", updated, f"{step.update_flops / 1e15:,.0f}",
-                  f"{step.training_s:,.0f}")  # fmt: skip
-    table.add_row("push", "", "", f"{step.push_s:,.0f}")
-    if step.turn_s:
-        table.add_row("optimizer states to the host and back", "", "", f"{step.turn_s:,.0f}")
-    table.add_section()
-    table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
-    table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
-    return table

@@ -26,7 +26,7 @@ from lab.hf import in_full
 from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, quantize, routes
-from scaled.vllm_engine.environment import OPTIONS
+from scaled.vllm_engine.arguments import engine_arguments
 from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
@@ -38,7 +38,6 @@ from theory.routing.record import RoutingRecord
 BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # vLLM's SamplingParams raises any lower one to this, other than 0
 GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a lower one is greedy, with log-probabilities at temperature 1
-CPU_BLOCK = 32  # the smallest cache block of vLLM's CPU attention: the finest prefixes that can be shared
 
 
 class VllmEngine:
@@ -94,45 +93,14 @@ class VllmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        return LLMEngine.from_engine_args(EngineArgs(**self._arguments()))
-
-    def _arguments(self) -> dict[str, Any]:
-        rollout, is_official = self._rollout, self.routes == "official"
-        options = {"capture": not is_official, "features": self._has_graph_features}
-        arguments: dict[str, Any] = {
-            "model": str(self._folder),
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "dtype": str(quantize.DTYPES[rollout.precision.compute]).removeprefix("torch."),
-            "kv_cache_dtype": "auto" if rollout.precision.kv_cache == "same" else "fp8",
-            "logprobs_mode": "processed_logprobs",  # the default, raw_logprobs, is before temperature
-            "max_logprobs": -1,  # no cap: the objective says how many of mu's likeliest tokens are recorded
-            "tensor_parallel_size": rollout.tensor_parallel,
-            "max_model_len": rollout.max_model_len,
-            "max_num_seqs": rollout.max_num_seqs,
-            "max_num_batched_tokens": rollout.max_num_batched_tokens,
-            "enable_chunked_prefill": True,
-            # vLLM returns routes only with its prefix cache; requests can skip reading it.
-            "enable_prefix_caching": rollout.prefix_caching or is_official,
-            "enforce_eager": rollout.enforce_eager,
-            # vLLM's default on a GPU leaves a step in flight after the last response, and a push, which resets the
-            # prefix cache, then fails.
-            "async_scheduling": False,
-            "worker_cls": "scaled.vllm_engine.worker.RolloutWorker",
-            "additional_config": {OPTIONS: options},
-            "disable_log_stats": True,
-            "seed": 0,  # of vLLM's own generators, which no request of ours draws from
-        }
-        if rollout.tensor_parallel > 1:
-            # In an actor's placement group vLLM would take Ray, which wants a bundle for every GPU: ours hold several.
-            arguments["distributed_executor_backend"] = "mp"
-        if is_official:
-            arguments["enable_return_routed_experts"] = True
-        if self._is_cpu:
-            arguments |= {"kv_cache_memory_bytes": int(rollout.kv_cache_gib * 2**30), "block_size": CPU_BLOCK}
-        else:
-            arguments |= {"gpu_memory_utilization": rollout.gpu_memory_utilization, "enable_sleep_mode": True}
-        return arguments
+        arguments = engine_arguments(
+            self._folder,
+            self._rollout,
+            is_official=self.routes == "official",
+            has_graph_features=self._has_graph_features,
+            is_cpu=self._is_cpu,
+        )
+        return LLMEngine.from_engine_args(EngineArgs(**arguments))
 
     # Weights
 

@@ -1,8 +1,8 @@
 """Peak resident memory of a run's driver by the size of its batch, with the cluster's own path from config to report.
 
 `python -m tests.scaled.driver_bench`: every size in a fresh process. Two ranks and an engine are real Ray actors that
-compute nothing: they answer with random tokens of full length and with routes of 48 layers and 8 slots, as Qwen3-30B
-has them, or with none.
+compute nothing: they answer with random tokens of full length, and with nothing else, with routes of 48 layers and 8
+slots, as Qwen3-30B has them, or with routes and the features of Pr2 on a few rows of each response.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -27,13 +27,16 @@ import scaled.run
 import scaled.session
 from lab.markdown import markdown_table
 from scaled.cluster.rank_group import Assembly
-from scaled.cluster.rollout_group import RolloutGroup, shares
+from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
+from scaled.cluster.transfer import shares
 from scaled.config import ScaledRun
 from scaled.session import Session
 from tests.scaled.cluster_world import save_model
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
+from theory.routing.features import RouterFeatures
+from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import RoutingPlan
 from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
@@ -42,8 +45,12 @@ from theory.streams import stream
 FACTORS = (1, 2, 4, 8)
 PROMPTS, RESPONSES, TOKENS = 8, 8, 256
 """Of the smallest batch: 16,384 tokens."""
-LAYERS, SLOTS, EXPERTS = 48, 8, 128
+LAYERS, SLOTS, EXPERTS, WIDTH = 48, 8, 128, 2048
 STEPS = 3
+POSITIONS = 4
+"""Feature rows of a response: 221 KB each."""
+
+Kind = Literal["none", "R3", "Pr2"]
 
 
 def routes(rollouts: Rollouts, seed: int) -> RoutingRecord:
@@ -54,11 +61,19 @@ def routes(rollouts: Rollouts, seed: int) -> RoutingRecord:
     return pack_record(list(ids.split([n - 1 for n in lengths])), lengths, tuple(range(LAYERS)), EXPERTS)
 
 
+def features(rollouts: Rollouts, rows: Sequence[Tensor], with_hidden: bool) -> RouterFeatures:
+    """Zeros on the feature rows of these responses: bfloat16 hidden states, if wanted, and float32 logits."""
+    sizes = [len(row) for row in rows]
+    hidden = torch.zeros(sum(sizes), LAYERS, WIDTH, dtype=torch.bfloat16) if with_hidden else None
+    logits = torch.zeros(sum(sizes), LAYERS, EXPERTS)
+    return RouterFeatures(torch.cat(list(rows)), offsets_of(sizes), hidden, logits, tuple(range(LAYERS)))
+
+
 class IdleEngine:
     """An engine that draws tokens without a model."""
 
-    def __init__(self, has_routes: bool):
-        self.has_routes, self.version = has_routes, -1
+    def __init__(self, kind: Kind):
+        self.kind, self.version = kind, -1
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
         self.version = version
@@ -74,7 +89,7 @@ class IdleEngine:
             for _ in range(sampling.num_responses)
         )  # fmt: skip
         rollouts = Rollouts(responses)
-        return Rollouts(responses, routes(rollouts, sampling.seed) if self.has_routes else None)
+        return Rollouts(responses, routes(rollouts, sampling.seed) if self.kind != "none" else None)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         return [torch.zeros(len(s) - 1) for s in sequences]
@@ -83,32 +98,41 @@ class IdleEngine:
 class IdleRank:
     """A rank that answers for its share of the responses without a model."""
 
-    def __init__(self, rank: int, num_ranks: int, has_routes: bool):
-        self.rank, self.num_ranks, self.has_routes = rank, num_ranks, has_routes
+    def __init__(self, rank: int, num_ranks: int, kind: Kind):
+        self.rank, self.num_ranks, self.kind = rank, num_ranks, kind
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         own, batch = self._own(rollouts), rollouts.padded()
         logp_bT = batch.logp_mu_BT[own]
-        record = routes(rollouts.select(own), 1) if self.has_routes else None
+        record = routes(rollouts.select(own), 1) if self.kind != "none" else None
         used = record if plan.record is None else plan.record.select(own)
-        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, record)
+        made = self._features(rollouts, plan, own, with_hidden=True)
+        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, record, made)
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         own = self._own(minibatch.rollouts)
-        record = routes(minibatch.rollouts.select(own), 2) if self.has_routes else None
-        return UpdateStats({"actor/grad_norm": 1.0}, minibatch.logp_old_BT[own], record)
+        record = routes(minibatch.rollouts.select(own), 2) if self.kind != "none" else None
+        made = self._features(minibatch.rollouts, plan, own, with_hidden=False)
+        return UpdateStats({"actor/grad_norm": 1.0}, minibatch.logp_old_BT[own], record, made)
 
     def export(self, folded: bool) -> NamedTensors:
         yield f"{self.rank}", torch.zeros(8)
 
     def predictor_weights(self) -> dict[int, Tensor]:
-        return {}
+        return {n: torch.zeros(WIDTH, EXPERTS) for n in range(LAYERS)} if self.kind == "Pr2" else {}
 
     def give_way(self) -> None:
         pass
 
     def save(self, folder: Path) -> None:
         save_file({"nothing": torch.zeros(1)}, folder / f"rank-{self.rank}.safetensors")
+
+    def _features(
+        self, rollouts: Rollouts, plan: RoutingPlan, own: list[int], with_hidden: bool
+    ) -> RouterFeatures | None:
+        if self.kind != "Pr2" or plan.feature_rows is None:
+            return None
+        return features(rollouts, [plan.feature_rows[b] for b in own], with_hidden)
 
     def _own(self, rollouts: Rollouts) -> list[int]:
         return list(range(*shares(len(rollouts), self.num_ranks)[self.rank]))
@@ -119,50 +143,57 @@ def _concat(records: Sequence[RoutingRecord | None]) -> RoutingRecord | None:
     return RoutingRecord.concat(found) if found else None
 
 
+def _concat_features(parts: Sequence[RouterFeatures | None]) -> RouterFeatures | None:
+    found = [part for part in parts if part is not None]
+    return RouterFeatures.concat(found) if found else None
+
+
 def _scores(parts: Sequence[TokenScores]) -> TokenScores:
     logp_BT, entropy_BT = (torch.cat([getattr(p, name) for p in parts]) for name in ("logp_BT", "entropy_BT"))
-    return TokenScores(logp_BT, entropy_BT, _concat([p.experts for p in parts]), _concat([p.natural for p in parts]))
+    used, natural = _concat([p.experts for p in parts]), _concat([p.natural for p in parts])
+    return TokenScores(logp_BT, entropy_BT, used, natural, _concat_features([p.features for p in parts]))
 
 
 def _stats(parts: Sequence[UpdateStats]) -> UpdateStats:
     logp_BT = torch.cat([p.logp_pi_BT for p in parts])
-    return UpdateStats(parts[0].metrics, logp_BT, _concat([p.natural for p in parts]))
+    natural, made = _concat([p.natural for p in parts]), _concat_features([p.features for p in parts])
+    return UpdateStats(parts[0].metrics, logp_BT, natural, made)
 
 
-def build_rank(rank: int, num_ranks: int, store: object, has_routes: bool) -> Any:
+def build_rank(rank: int, num_ranks: int, store: object, kind: Kind) -> Any:
     """The builder of a rank's actor."""
-    return IdleRank(rank, num_ranks, has_routes)
+    return IdleRank(rank, num_ranks, kind)
 
 
-def build_engine(has_routes: bool) -> Any:
+def build_engine(kind: Kind) -> Any:
     """The builder of an engine's actor."""
-    return IdleEngine(has_routes)
+    return IdleEngine(kind)
 
 
 class IdleSession(Session):
     """A session whose ranks and engine compute nothing."""
 
-    has_routes = True
+    kind: Kind = "R3"
 
     def ranks(self) -> TrainingGroup:
         assembly = Assembly(_scores, lambda parts: parts[0], _stats)
-        build = partial(build_rank, has_routes=self.has_routes)
+        build = partial(build_rank, kind=self.kind)
         return TrainingGroup(self.places, build, 2, assembly, bucket_bytes=2**20, meter=self.meter)
 
     def engines(self) -> RolloutGroup:
-        build = partial(build_engine, has_routes=self.has_routes)
+        build = partial(build_engine, kind=self.kind)
         return RolloutGroup(
             self.places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20, meter=self.meter
         )
 
 
-def config(folder: Path, factor: int, has_routes: bool) -> ScaledRun:
+def config(folder: Path, factor: int, kind: Kind) -> ScaledRun:
     """A run of some steps, without evaluations, traces and checkpoints in between."""
     raw = {
         "name": "driver", "backend": "scaled", "num_steps": STEPS, "output": str(folder / "runs"),
         "task": {"kind": "arithmetic", "num_held_out": 8}, "model": {"path": str(folder / "model")},
         "algorithm": {
-            "objective": {"preset": "minirl"}, "replay": {"mode": "R3" if has_routes else "none"},
+            "objective": {"preset": "minirl"}, "replay": {"mode": kind, "predictor": {"num_positions": POSITIONS}},
             "batch": {"num_prompts": PROMPTS * factor, "num_responses": RESPONSES, "num_minibatches": 2},
             "sampling": {"max_tokens": TOKENS},
         },
@@ -189,14 +220,14 @@ class OwnMemory(threading.Thread):
             self.most = max(self.most, int(line.split()[1]))
 
 
-def one(factor: int, has_routes: bool) -> dict[str, float]:
+def one(factor: int, kind: Kind) -> dict[str, float]:
     """Peak MB of this process before and after a run, of its own pages alone, and the MB of mu's record in a batch."""
-    IdleSession.has_routes, scaled.session.Session = has_routes, IdleSession
+    IdleSession.kind, scaled.session.Session = kind, IdleSession
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
         (own := OwnMemory()).start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        run = scaled.run.run(config(Path(name), factor, has_routes), progress="none")
+        run = scaled.run.run(config(Path(name), factor, kind), progress="none")
         row = run.metrics()[-1]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own.ended.set()
@@ -213,23 +244,26 @@ def main() -> str:
     """The table, by batch size."""
     lines = []
     for factor in FACTORS:
-        found = []
-        for has_routes in (False, True):
-            words = [sys.executable, "-m", __spec__.name, "--one", str(factor), *(["--routes"] if has_routes else [])]
+        found = {}
+        for kind in get_args(Kind):
+            words = [sys.executable, "-m", __spec__.name, "--one", str(factor), "--kind", kind]
             answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-            found.append(json.loads(answer.splitlines()[-1]))
-        plain, routed = found
-        num = factor * PROMPTS * RESPONSES * TOKENS
-        figures = (plain["before"], plain["peak"], routed["peak"], plain["own"], routed["own"], routed["record"])
-        lines.append((f"{num:,}", *(f"{x:,.0f}" for x in figures)))
+            found[kind] = json.loads(answer.splitlines()[-1])
+        figures = [found["none"]["before"]]
+        figures += [found[kind][name] for name in ("peak", "own") for kind in get_args(Kind)]
+        figures += [found["R3"]["record"], factor * PROMPTS * RESPONSES * POSITIONS * 0.221184]
+        lines.append((f"{factor * PROMPTS * RESPONSES * TOKENS:,}", *(f"{x:,.0f}" for x in figures)))
     head = (
         "sampled tokens",
         "MB at the start",
         "peak without routes",
         "peak with routes",
+        "peak with features too",
         "own pages without",
         "own pages with",
+        "own pages with features too",
         "MB of one record of routes",
+        "MB of features",
     )
     return markdown_table(head, lines)
 
@@ -237,6 +271,6 @@ def main() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="driver_bench")
     parser.add_argument("--one", type=int)
-    parser.add_argument("--routes", action="store_true")
+    parser.add_argument("--kind", choices=get_args(Kind), default="R3")
     words = parser.parse_args()
-    print(main() if words.one is None else json.dumps(one(words.one, words.routes)))
+    print(main() if words.one is None else json.dumps(one(words.one, words.kind)))

@@ -23,9 +23,10 @@ import torch
 from scaled.cluster import rank_group, ray_cluster
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
-from scaled.cluster.rollout_group import EngineLost, RolloutGroup, shares
+from scaled.cluster.rollout_group import EngineLost, RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
-from scaled.cluster.transfer import Bucket, StoredTensors, stored, tensors_of
+from scaled.cluster.transfer import Bucket, shares
+from scaled.cluster.weights import StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk

@@ -13,7 +13,7 @@ from lab.config.load import load
 from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
-from scaled.plan import feasibility, memory, payloads
+from scaled.plan import engine_memory, feasibility, memory, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.memory import GIB
@@ -190,13 +190,12 @@ def test_routers_scores_are_counted():
 
 def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
     """One more sequence costs its whole KV and logits; twice the GPUs halve weights and KV while there are KV heads."""
-    sizes = [memory.rollout_memory(recipe("--rollout.max_num_seqs", str(n)), QWEN) for n in (8, 9, 10)]
+    sizes = [engine_memory.rollout_memory(recipe("--rollout.max_num_seqs", str(n)), QWEN) for n in (8, 9, 10)]
     steps = [b.total - a.total for a, b in pairwise(sizes)]
     assert steps[0] == steps[1] == 34_816 * 98_304 // 2 + 8 * QWEN.vocab_size
     bf16 = ("--rollout.precision.weights", "same", "--rollout.num_engines", "4")
-    two, four, eight = (
-        memory.rollout_memory(recipe(*bf16, "--rollout.tensor_parallel", str(tp)), QWEN).parts for tp in (2, 4, 8)
-    )
+    tp = "--rollout.tensor_parallel"
+    two, four, eight = (engine_memory.rollout_memory(recipe(*bf16, tp, str(n)), QWEN).parts for n in (2, 4, 8))
     kv = "KV of 24 x 34816 tokens"
     assert two["weights"] == 2 * four["weights"] == 4 * eight["weights"] == QWEN.num_parameters
     assert two[kv] == 2 * four[kv] == 2 * eight[kv]  # 4 KV heads: from TP 4 on they are repeated
@@ -252,9 +251,11 @@ def test_colocated_gpus_hold_both_in_turn():
     assert feasibility.gpus_needed(fits) == 8
     update, kept = memory.peak_training_memory(fits, QWEN), memory.resident_memory(fits, QWEN)
     assert (
-        update.total + memory.CONTEXT <= gpu.memory_gib * GIB < update.total + memory.rollout_memory(fits, QWEN).total
+        update.total + memory.CONTEXT
+        <= gpu.memory_gib * GIB
+        < update.total + engine_memory.rollout_memory(fits, QWEN).total
     )
-    assert kept.total + memory.rollout_memory(fits, QWEN).total <= gpu.memory_gib * GIB
+    assert kept.total + engine_memory.rollout_memory(fits, QWEN).total <= gpu.memory_gib * GIB
     assert set(kept.parts) == {"weights", "context and buffers"}
     parameters = memory.rank_parameters(QWEN, fits.training)
     states = memory.optimizer_bytes(parameters, fits.training)

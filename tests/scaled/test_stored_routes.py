@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.cluster import routes
-from scaled.cluster.routes import StoredRecord, pack_apart, unpack_apart
+from scaled.cluster import routes, sources
+from scaled.cluster.routes import StoredRecord
+from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, ScorePart, TokenPart, assemble_scores
 from theory.routing.measures import routing_metrics
@@ -29,7 +30,7 @@ LAYERS, SLOTS, EXPERTS = (1, 2, 5, 8), 2, 9
 def store() -> Iterator[None]:
     """A reference is its object."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routes.ray, "get", lambda reference: reference)
+        patch.setattr(sources.ray, "get", lambda reference: reference)
         yield
 
 

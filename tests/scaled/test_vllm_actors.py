@@ -11,7 +11,8 @@ import torch
 
 from sandbox.model.checkpoint import save, to_hf
 from scaled.cluster import ray_cluster
-from scaled.cluster.rollout_group import RolloutGroup, build_vllm
+from scaled.cluster.engine_actor import build_vllm
+from scaled.cluster.rollout_group import RolloutGroup
 from scaled.config import PrecisionBlock, RolloutBlock, ScaledRun
 from tests.scaled import vllm_world as world
 from theory.contracts import Sampling

@@ -61,16 +61,40 @@ class RouterFeatures:
             raise ValueError(f"expected responses in [0, {num}), got {indices}")
         if indices == list(range(num)):
             return self
-        where, offsets = selected_rows(self.offsets, indices)
-        # On rows of a kilobyte `index_select` is several times as fast as indexing.
+        return self.at(*selected_rows(self.offsets, indices))
+
+    def at(
+        self,
+        where: Int[Tensor, " F2"],
+        offsets: Int[Tensor, " B2_plus_1"],
+        layer_numbers: tuple[int, ...] | None = None,
+    ) -> RouterFeatures:
+        """The features at these packed rows, which belong to responses by `offsets`, of these layers (all of them)."""
+        numbers = self.layer_numbers if layer_numbers is None else layer_numbers
+        columns = None if numbers == self.layer_numbers else [self.layer_numbers.index(n) for n in numbers]
         where = where.to(self.rows.device)
-        return RouterFeatures(
-            rows=self.rows[where],
-            offsets=offsets,
-            hidden=None if self.hidden is None else self.hidden.index_select(0, where),
-            logits=self.logits.index_select(0, where),
-            layer_numbers=self.layer_numbers,
-        )
+
+        def taken(x_FLX: Tensor) -> Tensor:
+            # On rows of a kilobyte `index_select` is several times as fast as indexing.
+            rows_FLX = x_FLX.index_select(0, where)
+            return rows_FLX if columns is None else rows_FLX[:, columns]
+
+        hidden = None if self.hidden is None else taken(self.hidden)
+        return RouterFeatures(self.rows[where], offsets, hidden, taken(self.logits), numbers)
+
+    def without_hidden(self) -> RouterFeatures:
+        """The logits alone."""
+        return RouterFeatures(self.rows, self.offsets, None, self.logits, self.layer_numbers)
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether the router's input is there."""
+        return self.hidden is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of hidden states and logits."""
+        return self.logits.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
 
     @staticmethod
     def concat(parts: Sequence[RouterFeatures]) -> RouterFeatures:
@@ -84,17 +108,65 @@ class RouterFeatures:
             if part.layer_numbers != first.layer_numbers:
                 expected, got = first.layer_numbers, part.layer_numbers
                 raise ValueError(f"part {i}: expected layers {expected} as in part 0, got {got}")
-            if (part.hidden is None) != (first.hidden is None):
+            if part.has_hidden != first.has_hidden:
                 raise ValueError(f"expected hidden in all parts or in none, got a difference between parts 0 and {i}")
-        hidden = [part.hidden for part in parts if part.hidden is not None]
         num_rows = [n for part in parts for n in part.offsets.diff().tolist()]
+        return first._followed_by(parts[1:], offsets_of(num_rows).to(first.offsets.device))
+
+    def _followed_by(self, others: Sequence[RouterFeatures], offsets: Tensor) -> RouterFeatures:
+        parts = (self, *others)
+        hidden = [part.hidden for part in parts if part.hidden is not None]
         return RouterFeatures(
             rows=torch.cat([part.rows for part in parts]),
-            offsets=offsets_of(num_rows).to(first.offsets.device),
+            offsets=offsets,
             hidden=torch.cat(hidden) if hidden else None,
             logits=torch.cat([part.logits for part in parts]),
-            layer_numbers=first.layer_numbers,
+            layer_numbers=self.layer_numbers,
         )
+
+    @staticmethod
+    def assembled(parts: Sequence[tuple[RouterFeatures, Sequence[int]]], num_responses: int) -> RouterFeatures:
+        """The features of `num_responses` responses in the order of rows, from parts that have some responses (these
+        indices), rows and layers.
+
+        Raises ValueError where a row that one part has lacks a layer.
+        """
+        layers = tuple(sorted({n for part, _ in parts for n in part.layer_numbers}))
+        # The key of a feature row is response * width + row: sorted keys are in the order of responses and rows.
+        width = 1 + max((int(part.rows.max()) for part, _ in parts if len(part.rows)), default=0)
+        response_F = [
+            torch.tensor(list(own), dtype=torch.int64).repeat_interleave(part.offsets.diff()) for part, own in parts
+        ]
+        keys = [own_F * width + part.rows for (part, _), own_F in zip(parts, response_F, strict=True)]
+        all_F = torch.cat(keys).unique()
+        first, places = parts[0][0], []
+        logits = torch.full((len(all_F), len(layers), first.logits.shape[2]), torch.nan, dtype=first.logits.dtype)
+        is_filled_FL = torch.zeros(logits.shape[:2], dtype=torch.bool)
+        for (part, _), key_F in zip(parts, keys, strict=True):
+            where = (
+                torch.searchsorted(all_F, key_F)[:, None],
+                torch.tensor([layers.index(n) for n in part.layer_numbers]),
+            )
+            logits[where] = part.logits
+            is_filled_FL[where] = True
+            places.append((part, where))
+        if not bool(is_filled_FL.all()):
+            raise ValueError(
+                f"expected features of {is_filled_FL.numel()} rows and layers, got {int(is_filled_FL.sum())}"
+            )
+        counts = torch.bincount(all_F // width, minlength=num_responses).tolist()
+        return first._assembled(places, RouterFeatures(all_F % width, offsets_of(counts), None, logits, layers))
+
+    def _assembled(
+        self, places: Sequence[tuple[RouterFeatures, tuple[Tensor, Tensor]]], whole: RouterFeatures
+    ) -> RouterFeatures:
+        """`whole` with the parts' hidden states at these rows and layers."""
+        if self.hidden is None:
+            return whole
+        hidden = torch.full((*whole.logits.shape[:2], self.hidden.shape[2]), torch.nan, dtype=self.hidden.dtype)
+        for part, where in places:
+            hidden[where] = part.hidden
+        return RouterFeatures(whole.rows, whole.offsets, hidden, whole.logits, whole.layer_numbers)
 
     def minus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
         """The features with p_old = logits - h W_p: an engine whose gate holds W + W_p reports h (W + W_p).
@@ -108,15 +180,19 @@ class RouterFeatures:
         return self._shifted(predictor, 1.0)
 
     def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> RouterFeatures:
-        if self.hidden is None:
-            raise ValueError("expected features with the router's input (hidden), got logits alone")
-        absent = [n for n in self.layer_numbers if n not in predictor]
-        if absent:
-            raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
+        self._check_layers(predictor)
+        assert self.hidden is not None
         wide = torch.promote_types(self.logits.dtype, torch.float32)
         W_LDE = torch.stack([predictor[n].to(self.hidden.device, wide) for n in self.layer_numbers])
         logits = self.logits.to(wide) + sign * layer_products(self.hidden.to(wide), W_LDE)
         return RouterFeatures(self.rows, self.offsets, self.hidden, logits, self.layer_numbers)
+
+    def _check_layers(self, predictor: Mapping[int, Tensor]) -> None:
+        if not self.has_hidden:
+            raise ValueError("expected features with the router's input (hidden), got logits alone")
+        absent = [n for n in self.layer_numbers if n not in predictor]
+        if absent:
+            raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
 
 
 def layer_products(hidden_FLD: Float[Tensor, "F L D"], W_LDE: Float[Tensor, "L D E"]) -> Float[Tensor, "F L E"]:

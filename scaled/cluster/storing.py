@@ -1,0 +1,109 @@
+"""Values of actors, packed so that their largest tensors stay in the object store: routes, and features' hidden states.
+
+The sender puts these tensors into objects of their own, beside the parcel of the rest. In the receiver's value a
+`StoredRecord` or `StoredFeatures` has their references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from scaled.cluster.features import StoredFeatures, StoredHidden
+from scaled.cluster.routes import RouteSource, StoredRecord
+from scaled.cluster.sources import Owner, RankGroup, Source
+from scaled.cluster.stretches import Stretches
+from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from theory.contracts import Rollouts
+from theory.oversampling import Backlog
+from theory.routing.features import RouterFeatures
+from theory.routing.record import MISSING, RoutingRecord
+
+Put = Callable[[int, Tensor, tuple[int, ...]], tuple[Any, str, Any, tuple[int, ...]]]
+"""(number of the object, tensor (rows, L, X), its layers) -> the fields of its `Source`."""
+
+
+def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
+    """The value as a parcel, and its largest tensors in `num` buckets, each of some responses.
+
+    The value then has a stored record, or stored features, in the place of each; the receiver's `unpack_apart` says
+    where the tensors are.
+    """
+    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(num)]
+
+    def put(number: int, tensor: Tensor, layers: tuple[int, ...]) -> tuple[Any, str, Any, tuple[int, ...]]:
+        name = str(len(tensors[number]))
+        tensors[number].append((name, tensor))
+        return Hole("stored", number), name, Hole("owner", 0), layers
+
+    def stand_in(found: Any) -> StoredRecord | StoredFeatures | None:
+        if type(found) is RoutingRecord:
+            return _record_apart(found, num, put)
+        if type(found) is RouterFeatures and found.hidden is not None:
+            return _features_apart(found, found.hidden, num, put)
+        return None
+
+    parcel = pack(value, stand_in)
+    stored = (next(buckets(own, sum(64 + tensor.nbytes for _, tensor in own)), EMPTY) for own in tensors)
+    return parcel, *stored
+
+
+def _record_apart(found: RoutingRecord, num: int, put: Put) -> StoredRecord:
+    sources, stretches = [], []
+    for number, (low, high) in enumerate(shares(len(found), num)):
+        start, stop = int(found.offsets[low]), int(found.offsets[high])
+        ids_RLK = found.experts[start:stop]
+        missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
+        sources.append(RouteSource(*put(number, ids_RLK, found.layer_numbers), missing))
+        own = torch.arange(low, high)
+        num_S = found.offsets.diff()[own]
+        stretches.append(
+            Stretches(torch.full_like(own, number), own, torch.zeros_like(own), found.offsets[own] - start, num_S)
+        )
+    slots = found.num_slots, found.experts.dtype
+    whole = Stretches.concat(stretches)
+    return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
+
+
+def _features_apart(found: RouterFeatures, hidden_FLD: Tensor, num: int, put: Put) -> StoredFeatures:
+    sources, places = [], []
+    for number, (low, high) in enumerate(shares(len(found), num)):
+        start, stop = int(found.offsets[low]), int(found.offsets[high])
+        sources.append(Source(*put(number, hidden_FLD[start:stop], found.layer_numbers)))
+        row_F = torch.arange(stop - start)
+        places.append((torch.full_like(row_F, number), row_F))
+    source_1F, row_1F = (torch.cat(column)[None] for column in zip(*places, strict=True))
+    width, dtype = hidden_FLD.shape[2], hidden_FLD.dtype
+    stored = StoredHidden(tuple(sources), (found.layer_numbers,), source_1F, row_1F, width, dtype)
+    return StoredFeatures(found.rows, found.offsets, stored, found.logits, found.layer_numbers)
+
+
+def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: int) -> Any:
+    """The value of a parcel whose largest tensors lie in these buckets, made by actor `home` of the group."""
+    return unpack(parcel, stored=stored, owner=[Owner(group, home)])
+
+
+def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
+    """The backlog with its routes in the object store, as those of `group` are that its responses are joined with.
+
+    The group's first actor counts as their maker.
+    """
+    if backlog is None:
+        return None
+    groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group)) for own in backlog.groups]
+    return replace(backlog, groups=tuple(groups))
+
+
+def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
+    """The same for rollouts, or None."""
+    packed: Any = pack_apart(rollouts)
+    parcel, bucket = packed
+    return unpack_apart(parcel, [ray.put(bucket)], group, 0)
+
+
+__all__ = ["pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]

@@ -1,0 +1,39 @@
+"""Memory of one GPU of the inference engine, in bytes."""
+
+from __future__ import annotations
+
+from lab.hf import ModelShape
+from scaled.config import ScaledRun
+from scaled.plan import payloads
+from scaled.plan.memory import CONTEXT, ELEMENT_BYTES, Memory, attention_activations, mlp_activations
+
+
+def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """Memory of one GPU of an engine with `max_num_seqs` sequences of `max_model_len` tokens: no sequence is evicted.
+
+    All weights are divided by TP, even the small ones that every GPU holds whole (norms, routers). The workspace is one
+    layer's activations of `max_num_batched_tokens` tokens, and fp32 logits and log-probabilities of `max_num_seqs`.
+    """
+    rollout = config.rollout
+    b, tp = ELEMENT_BYTES[rollout.precision.compute], rollout.tensor_parallel
+    weights = payloads.weight_bytes(shape, rollout.precision.weights, b)
+    layer = max(attention_activations(shape, b) + mlp_activations(shape, n, b) for n in range(shape.num_layers))
+    workspace = rollout.max_num_batched_tokens * layer + 8 * rollout.max_num_seqs * shape.vocab_size
+    kv = sequence_kv_bytes(config, shape)
+    parts = {
+        "weights": weights // tp,
+        f"KV of {rollout.max_num_seqs} x {rollout.max_model_len} tokens": rollout.max_num_seqs * kv,
+        "workspace": workspace,
+        "context and buffers": CONTEXT,
+    }
+    return Memory("rollout GPU", parts)
+
+
+def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of one sequence of `max_model_len` tokens in one GPU's key-value cache."""
+    precision = config.rollout.precision
+    b = 1 if precision.kv_cache == "fp8" else ELEMENT_BYTES[precision.compute]
+    return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
+
+
+__all__ = ["rollout_memory", "sequence_kv_bytes"]

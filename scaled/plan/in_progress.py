@@ -1,0 +1,69 @@
+r"""The responses in progress in a rollout, and how long it lasts, with over-sampling or without.
+
+Over-sampling (`algorithm.oversampling`) has P + extra_prompts groups of G responses in progress, and ends the call once
+P groups are complete. Lengths follow the law of `passes`; what `max_staleness` gives up is not counted.
+Decision 13 (docs/decisions/0013-partial-rollouts.md) has the design.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaled.config import ScaledRun
+from scaled.plan.passes import quantiles
+
+POINTS = 1024
+"""Quantiles that stand for the law of lengths."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """The rollout of one global step, all engines together.
+
+    `responses` are in progress at its start. The tokens that it samples are those of `sampled` responses of mean
+    length. It lasts at least `least_steps` decoding steps, those of the last response that it waits for.
+    """
+
+    responses: int
+    sampled: int | float
+    least_steps: int
+
+
+def responses_in_progress(config: ScaledRun) -> int:
+    """Responses in progress at the start of a rollout: (P + extra_prompts) G."""
+    batch = config.algorithm.batch
+    return (batch.num_prompts + extra_prompts(config)) * batch.num_responses
+
+
+def extra_prompts(config: ScaledRun) -> int:
+    """Prompts in progress beyond those that a step trains on; 0 without over-sampling."""
+    over = config.algorithm.oversampling
+    return 0 if over is None else over.extra_prompts
+
+
+def rollout_load(config: ScaledRun, mean_tokens: int) -> Load:
+    """The rollout of sequences of `mean_tokens` tokens on average.
+
+    With E = P + extra_prompts groups from the start, the P-th is complete at about the P / E quantile of the longest
+    of G lengths. Kept groups come with a head start: by Little's law P groups leave per M P / (mean number in
+    progress) decoding steps, M the mean of the longest of G, where the number falls from E to extra_prompts in a call.
+    All kept tokens are trained on in the end; dropped ones are sampled besides.
+    """
+    batch, over = config.algorithm.batch, config.algorithm.oversampling
+    P, G, T = batch.num_prompts, batch.num_responses, config.algorithm.sampling.max_tokens
+    if over is None:
+        return Load(P * G, P * G, T)
+    E, longest = P + over.extra_prompts, config.rollout.max_model_len
+    (cut,) = quantiles(np.array([(P / E) ** (1 / G)]), mean_tokens, longest)
+    u = (np.arange(POINTS) + 0.5) / POINTS
+    if over.unfinished == "drop":
+        sampled = np.minimum(quantiles(u, mean_tokens, longest), cut).mean() / mean_tokens
+        return Load(E * G, max(P, E * sampled) * G, min(T, cut))
+    of_group = np.mean(quantiles(u ** (1 / G), mean_tokens, longest))
+    steady = round(of_group * P / (over.extra_prompts + P / 2))
+    return Load(E * G, P * G, min(T, cut, steady))
+
+
+__all__ = ["Load", "extra_prompts", "responses_in_progress", "rollout_load"]

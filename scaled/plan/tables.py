@@ -1,0 +1,106 @@
+"""The plan of a config as tables for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scaled.plan import feasibility
+from scaled.plan.memory import GIB
+from scaled.plan.summary import Plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MB = 1e6
+
+
+def tables(plan: Plan) -> list[Table]:
+    """The plan as rich tables."""
+    return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 or columns == ("item", "value") else "right")
+    return table
+
+
+def _layout(plan: Plan) -> Table:
+    config, shape = plan.config, plan.shape
+    training, rollout, cluster = config.training, config.rollout, config.cluster
+    table = _table(f"{config.name}: layout", "item", "value")
+    table.add_row(
+        "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
+    )
+    have = cluster.num_nodes * cluster.gpus_per_node
+    table.add_row(
+        "cluster", f"{cluster.num_nodes} x {cluster.gpus_per_node} {plan.gpu.name}, {cluster.placement}; "
+        f"{feasibility.gpus_needed(config)} of {have} used",
+    )  # fmt: skip
+    table.add_row(
+        "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, PP {training.pipeline_parallel} x "
+        f"{training.virtual_pipeline}, EP {training.expert_parallel}, ETP {training.expert_tensor_parallel}, "
+        f"DP {training.data_parallel}",
+    )  # fmt: skip
+    batch = config.algorithm.batch
+    budget = training.max_tokens_per_micro_batch
+    size = f"of {training.micro_batch_size}" if budget is None else f"of at most {budget} tokens"
+    table.add_row(
+        "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
+        f"{plan.compute.num_micro} micro-batches {size} per rank",
+    )  # fmt: skip
+    table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
+    for rank in plan.ranks:
+        runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
+        table.add_row(
+            f"built, rank {rank.rank}",
+            f"layers {runs}; {rank.num_local_experts} experts per layer; {rank.num_parameters / 1e9:.4f}B weights",
+        )
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    names = {"training": "training", "resident": "training, engines awake", "rollout": "rollout"}
+    budgets = plan.budgets
+    table = _table("Memory of one GPU, GiB", "part", *(names[name] for name in budgets))
+    pools = [budget.memory.parts for budget in budgets.values()]
+    for name in dict.fromkeys(part for parts in pools for part in parts):
+        table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
+    table.add_section()
+    table.add_row("total", *(f"{budget.memory.total / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("limit", *(f"{budget.limit / GIB:.2f}" for budget in budgets.values()))
+    table.add_row("", *("fits" if budget.fits else "does not fit" for budget in budgets.values()))
+    return table
+
+
+def _payloads(plan: Plan) -> Table:
+    table = _table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
+    for name, size in plan.payloads.items():
+        table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
+    for name, size in plan.host.parts.items():
+        table.add_row(f"{name}, on every machine", f"{size / MB:,.1f}", f"{size / GIB:.2f}")
+    return table
+
+
+def _compute(plan: Plan) -> Table:
+    step = plan.compute
+    table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
+    table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
+    scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
+    table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
+    table.add_row("updates, padded (seconds with the line above)", updated, f"{step.update_flops / 1e15:,.0f}",
+                  f"{step.training_s:,.0f}")  # fmt: skip
+    table.add_row("push", "", "", f"{step.push_s:,.0f}")
+    if step.turn_s:
+        table.add_row("optimizer states to the host and back", "", "", f"{step.turn_s:,.0f}")
+    table.add_section()
+    table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
+    table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
+    return table
+
+
+__all__ = ["tables"]

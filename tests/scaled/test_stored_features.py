@@ -1,0 +1,223 @@
+"""Laws of router features whose hidden states stay in the object store: every answer has the bits of one process.
+
+Ray's store is stood for by the objects themselves; a run on the cluster has it for real (test_cluster_run.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from scaled.cluster import sources
+from scaled.cluster.features import LEAST_ROWS, StoredFeatures, StoredHidden, products
+from scaled.cluster.storing import pack_apart, unpack_apart
+from scaled.cluster.transfer import pack, unpack
+from scaled.megatron_engine.parts import BatchSizes, RoutePart, local_features
+from tests.contracts import worlds
+from tests.scaled.test_stored_routes import HereGroup
+from theory.algorithm import Algorithm, OptimizerSettings
+from theory.loop import global_step, hand_over
+from theory.objectives import preset
+from theory.routing.features import RouterFeatures, layer_products
+from theory.routing.packed_rows import offsets_of
+from theory.routing.predictor import PredictorSettings
+from theory.streams import stream
+
+LAYERS, WIDTH, EXPERTS = (1, 2, 5, 8), 16, 12
+ROWS = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda rows: sum(rows) > 0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def store() -> Iterator[None]:
+    """A reference is its object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources.ray, "get", lambda reference: reference)
+        yield
+
+
+def draw_features(seed: int, num_rows: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> RouterFeatures:
+    """Rows 0, 2, 4, ... of each response."""
+    draws, F = stream(seed, "stored"), sum(num_rows)
+    rows = torch.cat([2 * torch.arange(n) for n in num_rows])
+    hidden, logits = (torch.randn(F, len(LAYERS), n, generator=draws).to(dtype) for n in (WIDTH, EXPERTS))
+    return RouterFeatures(rows, offsets_of(num_rows), hidden, logits, LAYERS)
+
+
+def predictor(seed: int = 0) -> dict[int, Tensor]:
+    draws = stream(seed, "predictor")
+    return {n: torch.randn(WIDTH, EXPERTS, generator=draws) for n in LAYERS}
+
+
+def travelled(features: RouterFeatures, num: int, group: HereGroup, home: int = 0) -> StoredFeatures:
+    """The features as their receiver has them, hidden states in `num` objects and nowhere else."""
+    parcel, *stored = pack_apart({"features": features}, num)
+    assert all(WIDTH not in entry.shape for entry in parcel.bucket.entries), "hidden states travelled with the answer"
+    return unpack_apart(parcel, stored, group, home)["features"]
+
+
+def parts_of(features: RouterFeatures) -> list[RoutePart]:
+    """The parts of two stages of layers with two ranks each, of every second response; none without a row."""
+    parts = []
+    for home in range(4):
+        layers = LAYERS[home // 2 :: 2]
+        chosen = list(range(len(features)))[home % 2 :: 2]
+        some = features.select(chosen)
+        own = some.at(torch.arange(len(some.rows)), some.offsets, layers)
+        parts.append(RoutePart(tuple(chosen), 0, layers, None, None, own))
+    return parts
+
+
+def of_ranks(features: RouterFeatures, group: HereGroup) -> RouterFeatures:
+    """The features from those ranks' parts."""
+    there = []
+    for home, part in enumerate(parts_of(features)):
+        parcel, *stored = pack_apart(part)
+        there.append(unpack_apart(parcel, stored, group, home))
+    found = local_features(BatchSizes((12,) * len(features), 1), there)
+    assert found is not None
+    return found
+
+
+def same(stored: RouterFeatures, here: RouterFeatures) -> None:
+    """Equal in all fields, to the bit; what is stored stays so."""
+    assert isinstance(stored, StoredFeatures) and not isinstance(here, StoredFeatures)
+    assert here.hidden is not None and stored.has_hidden
+    for name in ("rows", "offsets", "hidden", "logits"):
+        ours, theirs = getattr(stored, name), getattr(here, name)
+        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype, name
+    assert stored.layer_numbers == here.layer_numbers and stored.nbytes == here.nbytes and len(stored) == len(here)
+
+
+@given(st.integers(0, 99), ROWS, st.integers(1, 4), st.data())
+def test_stored_features_are_the_features(seed: int, rows: list[int], num: int, data: st.DataObject) -> None:
+    """Selecting, concatenating and some rows and layers give the same features, however many objects they lie in."""
+    group, here = HereGroup(1), draw_features(seed, rows)
+    stored = travelled(here, num, group)
+    same(stored, here)
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
+    same(stored.select(chosen), here.select(chosen))
+    same(RouterFeatures.concat([stored.select(chosen), stored]), RouterFeatures.concat([here.select(chosen), here]))
+    where = torch.tensor(data.draw(st.lists(st.integers(0, sum(rows) - 1), min_size=1, max_size=8)))
+    asked = where, offsets_of([len(where)]), (2, 8)
+    same(stored.at(*asked), here.at(*asked))
+    assert group.num_bytes == [], "nobody had to be asked"
+
+
+@given(st.integers(0, 99), ROWS, st.data())
+def test_parts_of_ranks_become_the_same_features(seed: int, rows: list[int], data: st.DataObject) -> None:
+    """Stages and ranks are put together, whether their hidden states have travelled or not, and selected from."""
+    here, group = draw_features(seed, rows), HereGroup(4)
+    stored = of_ranks(here, group)
+    same(stored, here)
+    local = local_features(BatchSizes((12,) * len(here), 1), parts_of(here))
+    assert local is not None and torch.equal(local.hidden, here.hidden) and torch.equal(local.logits, here.logits)
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
+    one = stored.select(chosen)
+    assert isinstance(one, StoredFeatures)
+    same(unpack(pack(one)), here.select(chosen))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("asked", [True, False], ids=["makers", "reader"])
+def test_products_are_made_where_hidden_states_are(sign: int, asked: bool) -> None:
+    """p + h W_p and p - h W_p have the bits of one process, from the makers or in a process that reads its rows."""
+    here, group, W = draw_features(0, [9, 12, 10]), HereGroup(4), predictor()
+    stored = of_ranks(here, group)
+    shifted, expected = (one.plus_bias(W) if sign > 0 else one.minus_bias(W) for one in (stored, here))
+    assert group.num_bytes == [], "a product before anybody wants it"
+    if asked:
+        plain = shifted.without_hidden()
+        assert type(plain) is RouterFeatures and plain.hidden is None
+        assert torch.equal(plain.logits, expected.logits) and plain.logits.dtype == torch.float32
+        # Only products came back: a float32 for each expert, layer and row.
+        assert sum(group.num_bytes) < 31 * len(LAYERS) * EXPERTS * 4 + 4 * 2000
+    else:
+        read, asked_for = unpack(pack(shifted.select([2]))), (torch.arange(1, 10), offsets_of([9]), (2, 8))
+        assert torch.equal(read.at(*asked_for).logits, expected.select([2]).at(*asked_for).logits)
+        assert group.num_bytes == []
+
+
+def test_a_product_of_few_rows_has_the_bits_of_many() -> None:
+    """At the width of Qwen3-30B, a row alone has the bits that it has among many; without padding it has not."""
+    draws = stream(0, "few")
+    hidden, W = torch.randn(40, 1, 2048, generator=draws), torch.randn(2048, 128, generator=draws)
+    whole = products(hidden, {0: W}, (0,), torch.float32)
+    assert torch.equal(whole, layer_products(hidden, W[None]))
+    for num in range(1, LEAST_ROWS + 4):
+        assert torch.equal(products(hidden[:num], {0: W}, (0,), torch.float32), whole[:num]), num
+
+
+def test_a_selection_keeps_no_object_that_it_does_not_need() -> None:
+    """The object store may drop hidden states of responses, and of layers, that nobody holds."""
+    stored = travelled(draw_features(0, [2, 2, 2, 2]), 4, HereGroup(1))
+    one = stored.select([3, 1])
+    assert isinstance(one, StoredFeatures)
+    assert len(stored.stored.sources) == 4 and len(one.stored.sources) == 2
+    ranks = of_ranks(draw_features(0, [2, 2]), HereGroup(4))
+    own = ranks.at(torch.tensor([0]), offsets_of([1]), (1, 5))
+    assert isinstance(own, StoredFeatures) and len(own.stored.sources) == 1
+
+
+def test_logits_alone_are_not_stored() -> None:
+    """Features without hidden states, as pi's of an update, travel with the answer; there is nothing to shift."""
+    plain = draw_features(0, [3]).without_hidden()
+    parcel, stored = pack_apart(plain)
+    found = unpack_apart(parcel, [stored], HereGroup(1), 0)
+    assert type(found) is RouterFeatures and torch.equal(found.logits, plain.logits)
+    kept = travelled(draw_features(0, [3]), 1, HereGroup(1))
+    with pytest.raises(ValueError, match=r"expected a predictor for layers \[1, 2, 5, 8\], got none for \[8\]"):
+        kept.plus_bias({n: w for n, w in predictor().items() if n != 8})
+    with pytest.raises(ValueError, match="expected hidden in all parts or in none"):
+        RouterFeatures.concat([kept, plain])
+
+
+class Apart:
+    """An engine or a trainer whose arguments and answers travel as between processes; all that it has stays its own."""
+
+    def __init__(self, inner: Any):
+        self.inner, self.group = inner, HereGroup(1)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.inner, name)
+        if name not in ("generate", "score", "update"):
+            return method
+
+        def call(*arguments: Any) -> Any:
+            parcel, *stored = pack_apart(method(*unpack(pack(arguments))), 2)
+            return unpack_apart(parcel, stored, self.group, 0)
+
+        return call
+
+
+@pytest.mark.parametrize("mode", ["Pr2", "Pr3"])
+def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics and predictors of three steps have the bits of one process, and the driver reads no hidden state."""
+    read = StoredHidden.read
+
+    def only_there(self: StoredHidden, layer_numbers: Sequence[int]) -> Tensor:
+        assert all(source.owner.group is None for source in self.sources), "the driver reads hidden states"
+        return read(self, layer_numbers)
+
+    monkeypatch.setattr(StoredHidden, "read", only_there)
+    recipe = Algorithm(
+        objective=preset("minirl"), mode=mode, predictor=PredictorSettings(10.0, num_positions=4), num_prompts=4,
+        num_responses=2, num_minibatches=2, max_tokens=6, optimizer=OptimizerSettings(learning_rate=1e-2),
+    )  # fmt: skip
+    engine, theirs = (worlds.rollout_engine("weights-bf16", worlds.model()) for _ in range(2))
+    learner, one = (worlds.training_engine(worlds.model(), recipe.predictor) for _ in range(2))
+    engine, learner = Apart(engine), Apart(learner)
+    hand_over(recipe, engine, learner, version=0)
+    hand_over(recipe, theirs, one, version=0)
+    for step in range(3):
+        found = global_step(step, recipe, engine, learner, worlds.EvenTokens(), seed=3)
+        expected = global_step(step, recipe, theirs, one, worlds.EvenTokens(), seed=3)
+        assert found.metrics == expected.metrics and found.metrics["predictor/loss"] > 0
+        assert isinstance(found.rollouts.features if mode == "Pr3" else found.scores.features, StoredFeatures)
+    for number, W in learner.predictor_weights().items():
+        assert bool(W.any()) and torch.equal(W, one.predictor_weights()[number])
