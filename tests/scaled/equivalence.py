@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lab.markdown import markdown_table
-from scaled.config import ModelBlock
-from tests.scaled.megatron_world import free_ports, joined, spawn
+from scaled.config import ModelBlock, TrainingBlock
+from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.rank_world import (
     LAYOUTS,
     algorithm,
@@ -90,29 +90,26 @@ def measure_rank(
     """On one rank, by layout: scores of every pass, value and gradient of every objective, weights after updates."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    found, results = recorded(), {}
+    found = recorded()
     rollouts, old = found[0], olds[0]
     routings = passes(rollouts, layers())
     replay = routings["replay"]
     first_of = {num: first(one, olds[num], replay) for num, one in found.items()}
-    for (name, fields), port in zip(worlds.items(), ports, strict=True):
-        layout = training(WORLDS[name][0], **fields)
-        with joined(layout, rank, port):
-            engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
-            result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
-            result["tops"] = {num: engine.score(one, replay) for num, one in found.items() if num}
-            result["objectives"] = {
-                key: (
-                    engine.update(first_of[one.num_top][0], one, first_of[one.num_top][1]),
-                    on_host(engine.gradients()),
-                )
-                for key, one in OBJECTIVES.items()
-            }
-            engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
-            for minibatch, routing in minibatches(rollouts, old, replay):
-                engine.update(minibatch, MOVING.objective, routing)
-            results[name] = result | {"weights": on_host(engine.export())}
-    return results
+
+    def act(_: str, layout: TrainingBlock) -> dict[str, Any]:
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
+        result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
+        result["tops"] = {num: engine.score(one, replay) for num, one in found.items() if num}
+        result["objectives"] = {
+            key: (engine.update(first_of[one.num_top][0], one, first_of[one.num_top][1]), on_host(engine.gradients()))
+            for key, one in OBJECTIVES.items()
+        }
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
+        for minibatch, routing in minibatches(rollouts, old, replay):
+            engine.update(minibatch, MOVING.objective, routing)
+        return result | {"weights": on_host(engine.export())}
+
+    return in_turn(rank, {name: training(WORLDS[name][0], **fields) for name, fields in worlds.items()}, ports, act)
 
 
 def reference(folder: Path) -> dict[str, Any]:

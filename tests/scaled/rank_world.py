@@ -5,6 +5,7 @@ Functions that take a `rank` run in processes of `megatron_world.spawn`; the res
 
 from __future__ import annotations
 
+import importlib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from sandbox.model import MoE, checkpoint
 from sandbox.model.config import ModelConfig
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import ModelBlock, TrainingBlock
+from tests.scaled.megatron_world import free_ports, joined, spawn
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, TokenScores, UpdateStats
 from theory.objectives import Objective, preset
@@ -221,6 +223,16 @@ def obey(laws: Sequence[Callable[[Path], Any]], folder: Path) -> dict[str, str |
         else:
             broken[law.__name__] = None
     return broken
+
+
+def verdicts_on(module: str, folder: Path, num_ranks: int = 1, **fields: Any) -> list[dict[str, str | None]]:
+    """What `obey` says of a module's LAWS on each rank of one world."""
+    return spawn(num_ranks, _obey, module, folder, training(num_ranks, **fields), free_ports(1)[0])
+
+
+def _obey(rank: int, module: str, folder: Path, block: TrainingBlock, port: int) -> dict[str, str | None]:
+    with joined(block, rank, port):
+        return obey(importlib.import_module(module).LAWS, folder)
 
 
 def on_host(named_tensors: NamedTensors) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from lab.records import RunFolder
 from scaled.cluster.probe import allowed
 from scaled.config import ModelBlock, PrecisionBlock, ProbeBlock, RolloutBlock, TrainingBlock
 from tests.scaled import vllm_world
-from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
+from tests.scaled.megatron_world import free_ports, in_turn, spawn, tiny_folder
 from tests.scaled.rank_world import LAYOUTS, algorithm, batch, merged, on_host, training
 from theory.contracts import MiniBatch
 from theory.objectives import preset
@@ -47,18 +47,18 @@ def train(rank: int, root: Path, ports: list[int]) -> dict[str, Any]:
     """On one rank, for every case: one update, a checkpoint, this rank's part of the weights and of log p after it."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    rollouts, found = batch(), {}
-    for (name, (_, _, fields)), port in zip(CASES.items(), ports, strict=True):
-        layout = training(2, **fields)
-        with joined(layout, rank, port):
-            engine = MegatronRank(ModelBlock(path=str(root / name / "model")), layout, algorithm("none"))
-            natural = RoutingPlan("natural")
-            logp_old_BT = torch.full_like(rollouts.padded().logp_mu_BT, -2.0)
-            minibatch = MiniBatch(rollouts, logp_old_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1)
-            engine.update(minibatch, preset("reinforce"), natural)
-            engine.save(root / name / "saved")
-            found[name] = on_host(engine.export()), engine.score(rollouts, natural)
-    return found
+    rollouts = batch()
+
+    def act(name: str, layout: TrainingBlock) -> tuple[dict[str, Tensor], Any]:
+        engine = MegatronRank(ModelBlock(path=str(root / name / "model")), layout, algorithm("none"))
+        natural = RoutingPlan("natural")
+        logp_old_BT = torch.full_like(rollouts.padded().logp_mu_BT, -2.0)
+        minibatch = MiniBatch(rollouts, logp_old_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1)
+        engine.update(minibatch, preset("reinforce"), natural)
+        engine.save(root / name / "saved")
+        return on_host(engine.export()), engine.score(rollouts, natural)
+
+    return in_turn(rank, {name: training(2, **fields) for name, (_, _, fields) in CASES.items()}, ports, act)
 
 
 @pytest.fixture(scope="module")

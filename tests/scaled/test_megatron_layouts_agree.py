@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from scaled.config import ModelBlock
-from tests.scaled.megatron_world import free_ports, joined, spawn
+from scaled.config import ModelBlock, TrainingBlock
+from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.rank_world import (
     LAYOUTS,
     algorithm,
@@ -51,23 +51,22 @@ def run_cases(rank: int, folder: Path, old: TokenScores, ports: list[int]) -> di
     """On one rank, for each case: the parts of every pass, of two updates, and what it holds afterwards."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    results = {}
     rollouts = batch(NUM)
     routings = passes(rollouts, layers(DENSE))
-    for (name, fields), port in zip(CASES.items(), ports, strict=True):
-        layout = training(2, **fields)
-        with joined(layout, rank, port):
-            engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm(), keep_reference=True)
-            result: dict[str, Any] = {key: engine.score(rollouts, routing) for key, routing in routings.items()}
-            result["reference"] = engine.score_reference(rollouts)
-            made = minibatches(rollouts, old, routings["replay"])
-            result["updates"] = [engine.update(part, algorithm().objective, routing) for part, routing in made]
-            result["weights"] = on_host(engine.export())
-            result["folded"] = on_host(engine.export(folded=True))
-            result["predictor"] = engine.predictor_weights()
-            result["gradients"] = {} if layout.distributed_optimizer else on_host(engine.gradients())
-            results[name] = result
-    return results
+
+    def act(_: str, layout: TrainingBlock) -> dict[str, Any]:
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm(), keep_reference=True)
+        result: dict[str, Any] = {key: engine.score(rollouts, routing) for key, routing in routings.items()}
+        result["reference"] = engine.score_reference(rollouts)
+        made = minibatches(rollouts, old, routings["replay"])
+        result["updates"] = [engine.update(part, algorithm().objective, routing) for part, routing in made]
+        result["weights"] = on_host(engine.export())
+        result["folded"] = on_host(engine.export(folded=True))
+        result["predictor"] = engine.predictor_weights()
+        result["gradients"] = {} if layout.distributed_optimizer else on_host(engine.gradients())
+        return result
+
+    return in_turn(rank, {name: training(2, **fields) for name, fields in CASES.items()}, ports, act)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from scaled.config import ModelBlock
-from tests.scaled.megatron_world import free_ports, joined, spawn
+from scaled.config import ModelBlock, TrainingBlock
+from tests.scaled.megatron_world import free_ports, in_turn, joined, spawn
 from tests.scaled.rank_world import (
     LAYOUTS,
     algorithm,
@@ -43,48 +43,48 @@ SAVED = {
     **{(name, kind): {**LAYOUTS[name], **PRECISE[kind]} for name in ("DP2", "TP2+EP2", "PP2+VPP2") for kind in PRECISE},
     **{(name, kind): {**LAYOUTS[name], **ROUNDED[kind]} for name in ("DP2", "TP2+EP2") for kind in ROUNDED},
 }
-BY_THREADS = [key for key in SAVED if "sharded" in key[1]]
 DENSE = (0, 1)  # the first of two pipeline stages has no router
 RESHARDED = [("DP2", "TP2"), ("TP2+EP2", "DP2"), ("TP2+EP2", "PP2"), ("PP2+VPP2", "EP2"), ("DP2", "PP2+VPP2")]
+
+
+def jobs_in(root: Path) -> dict[Any, tuple[Path, dict[str, Any]]]:
+    """Each job's checkpoint and layout, those that save before those that load."""
+    jobs: dict[Any, tuple[Path, dict[str, Any]]] = {}
+    for (name, kind), fields in SAVED.items():
+        checkpoint = root / f"{name} {kind}"
+        jobs["saved", name, kind] = jobs["loaded", name, kind] = checkpoint, fields
+        if "sharded" in kind:
+            jobs["by threads", name, kind] = _by_threads(checkpoint), fields
+    for source, target in RESHARDED:
+        for kind, precise in PRECISE.items():
+            jobs["resharded", source, target, kind] = root / f"{source} {kind}", {**LAYOUTS[target], **precise}
+    return jobs
 
 
 def run_jobs(rank: int, folder: Path, old: TokenScores, root: Path, ports: list[int]) -> dict[Any, Any]:
     """On one rank: saves after two updates, continues; loads in the same and in other layouts, continues."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    rollouts = batch()
+    rollouts, jobs = batch(), jobs_in(root)
     made = minibatches(rollouts, old, passes(rollouts, layers())["replay"])
-    waiting = list(ports)
-    results: dict[Any, Any] = {}
 
-    def run(key: Any, checkpoint: Path, fields: dict[str, Any], is_saving: bool) -> None:
-        layout = training(2, **fields)
-        with joined(layout, rank, waiting.pop()):
-            engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm())
-            if is_saving:
-                for part, routing in made:
-                    engine.update(part, OBJECTIVE, routing)
-                engine.save(checkpoint)
-                if key[1:] in BY_THREADS:
-                    engine.begin_save(_by_threads(checkpoint))
-            else:
-                engine.load(checkpoint)
-            at = engine.num_updates, on_host(engine.export()), engine.predictor_weights()
-            part_metrics = [engine.update(part, OBJECTIVE, routing).step_metrics for part, routing in made]
-            assert engine.has_saved(wait=True)
-            results[key] = (*at, on_host(engine.export()), engine.predictor_weights(), part_metrics)
+    def act(key: Any, layout: TrainingBlock) -> tuple[Any, ...]:
+        checkpoint, _ = jobs[key]
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm())
+        if key[0] == "saved":
+            for part, routing in made:
+                engine.update(part, OBJECTIVE, routing)
+            engine.save(checkpoint)
+            if ("by threads", *key[1:]) in jobs:
+                engine.begin_save(_by_threads(checkpoint))
+        else:
+            engine.load(checkpoint)
+        at = engine.num_updates, on_host(engine.export()), engine.predictor_weights()
+        part_metrics = [engine.update(part, OBJECTIVE, routing).step_metrics for part, routing in made]
+        assert engine.has_saved(wait=True)
+        return (*at, on_host(engine.export()), engine.predictor_weights(), part_metrics)
 
-    for (name, kind), fields in SAVED.items():
-        checkpoint = root / f"{name} {kind}"
-        run(("saved", name, kind), checkpoint, fields, is_saving=True)
-        run(("loaded", name, kind), checkpoint, fields, is_saving=False)
-        if (name, kind) in BY_THREADS:
-            run(("by threads", name, kind), _by_threads(checkpoint), fields, is_saving=False)
-    for source, target in RESHARDED:
-        for kind, precise in PRECISE.items():
-            fields = {**LAYOUTS[target], **precise}
-            run(("resharded", source, target, kind), root / f"{source} {kind}", fields, is_saving=False)
-    return results
+    return in_turn(rank, {key: training(2, **fields) for key, (_, fields) in jobs.items()}, ports, act)
 
 
 def _by_threads(checkpoint: Path) -> Path:
@@ -97,39 +97,25 @@ def ranks(tmp_path_factory) -> list[dict[Any, Any]]:
     folder = write_model(root / "model")
     rollouts = batch()
     old = sandbox_engine(folder, algorithm()).score(rollouts, passes(rollouts, layers())["replay"])
-    num_jobs = 2 * len(SAVED) + len(BY_THREADS) + len(PRECISE) * len(RESHARDED)
-    results = spawn(2, run_jobs, folder, old, root, free_ports(num_jobs), limit_s=500)
+    results = spawn(2, run_jobs, folder, old, root, free_ports(len(jobs_in(root))), limit_s=500)
     shutil.rmtree(root)
     return results
 
 
-@pytest.mark.parametrize(("name", "kind"), SAVED)
-def test_the_same_layout_goes_on_with_the_same_bits(name, kind, ranks):
-    """Weights, predictor, metrics and the two next steps are those of the run that was not interrupted, bit for bit."""
+@pytest.mark.parametrize(
+    ("how", "name", "kind"), [key for key in jobs_in(Path()) if key[0] in ("loaded", "by threads")]
+)
+def test_the_same_layout_goes_on_with_the_same_bits(how, name, kind, ranks):
+    """Weights, predictor, metrics and the two next steps are those of the run that was not interrupted, bit for bit;
+    also from a checkpoint that the ranks' threads wrote during those steps."""
     for rank in ranks:
-        saved, loaded = rank["saved", name, kind], rank["loaded", name, kind]
-        assert loaded[0] == saved[0] == 2
-        assert loaded[5] == saved[5]
-        for position in (1, 2, 3, 4):
-            assert loaded[position].keys() == saved[position].keys()
-            assert all(torch.equal(loaded[position][key], tensor) for key, tensor in saved[position].items())
-    moved = [
-        farthest(rank["saved", name, kind][3], rank["saved", name, kind][1])
-        for rank in ranks
-        if rank["saved", name, kind][1]
-    ]
-    assert max(moved) > 1e-3
-
-
-@pytest.mark.parametrize(("name", "kind"), BY_THREADS)
-def test_what_threads_write_while_training_goes_on_is_the_same(name, kind, ranks):
-    """A checkpoint that the ranks' threads wrote during the next two updates goes on as the run did, bit for bit."""
-    for rank in ranks:
-        saved, loaded = rank["saved", name, kind], rank["by threads", name, kind]
+        saved, loaded = rank["saved", name, kind], rank[how, name, kind]
         assert loaded[0] == saved[0] == 2 and loaded[5] == saved[5]
         for position in (1, 2, 3, 4):
             assert loaded[position].keys() == saved[position].keys()
             assert all(torch.equal(loaded[position][key], tensor) for key, tensor in saved[position].items())
+    moved = [farthest(saved[3], saved[1]) for saved in (rank["saved", name, kind] for rank in ranks) if saved[1]]
+    assert max(moved) > 1e-3
 
 
 @pytest.mark.parametrize("kind", PRECISE)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scaled.config import TrainingBlock
 from scaled.model_shape import load_shape
-from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
+from tests.scaled.megatron_world import free_ports, in_turn, spawn, tiny_folder
 from theory.streams import stream
 
 ONE: dict[str, dict[str, Any]] = {"1": {}, "1 full": {"recompute": "full"}, "1 selective": {"recompute": "selective"}}
@@ -70,12 +70,11 @@ def run_layouts(
     rank: int, folders: dict[str, Path], cases: list[tuple[str, str, dict[str, Any]]], ports: list[int]
 ) -> Any:
     """On one rank, for each case: logits, gradients, exported weights, and how often each name was yielded."""
-    results = {}
-    for (family, name, fields), port in zip(cases, ports, strict=True):
-        training = TrainingBlock(num_ranks=_num_ranks(name), precision="fp32", timeout_s=600, **fields)
-        with joined(training, rank, port):
-            results[family, name] = _run_one(folders[family], training)
-    return results
+    worlds = {
+        (family, name): TrainingBlock(num_ranks=_num_ranks(name), precision="fp32", timeout_s=600, **fields)
+        for family, name, fields in cases
+    }
+    return in_turn(rank, worlds, ports, lambda key, training: _run_one(folders[key[0]], training))
 
 
 def _run_one(folder: Path, training: TrainingBlock) -> dict[str, Any]:

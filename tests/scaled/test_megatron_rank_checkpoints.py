@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
@@ -20,9 +19,8 @@ from tests.scaled.rank_world import (
     batch,
     layers,
     minibatches,
-    obey,
     passes,
-    training,
+    verdicts_on,
     write_model,
 )
 from theory.contracts import MiniBatch
@@ -213,16 +211,9 @@ LAWS = (
 )
 
 
-def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:
-    """All laws in one world of one rank."""
-    with joined(training(), rank, port):
-        return obey(LAWS, folder)
-
-
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict[str, str | None]:
-    folder = write_model(tmp_path_factory.mktemp("rank-checkpoints") / "model")
-    return spawn(1, run_laws, folder, free_ports(1)[0])[0]
+    return verdicts_on(__name__, write_model(tmp_path_factory.mktemp("rank-checkpoints") / "model"))[0]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

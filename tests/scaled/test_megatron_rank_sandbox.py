@@ -19,7 +19,6 @@ from sandbox.engines.engine import SandboxEngine
 from sandbox.model import checkpoint
 from scaled.model_shape import load_shape
 from tests.contracts.worlds import EvenTokens
-from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_update_laws import UPDATE_LAWS
 from tests.scaled.rank_world import (
     OneRank,
@@ -29,10 +28,9 @@ from tests.scaled.rank_world import (
     farthest,
     layers,
     minibatches,
-    obey,
     passes,
     sandbox_engine,
-    training,
+    verdicts_on,
     write_model,
 )
 from theory.algorithm import Algorithm
@@ -185,17 +183,11 @@ LAWS = (
 )
 
 
-def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:
-    """All laws in one world of one rank."""
-    with joined(training(), rank, port):
-        return obey(LAWS, folder)
-
-
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict[str, str | None]:
     folder = write_model(tmp_path_factory.mktemp("rank") / "model")
     assert load_shape(folder).moe_layers == layers()
-    return spawn(1, run_laws, folder, free_ports(1)[0])[0]
+    return verdicts_on(__name__, folder)[0]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -38,17 +38,8 @@ def test_unstable_and_single_runs(here: Path, capsys: pytest.CaptureFixture[str]
     assert "expected runs of at least 2 seeds, got 1 (seed 1)" in refused(capsys, one)
     assert "--allow-unstable: expected a reason, got an empty text" in refused(capsys, one, "--allow-unstable", " ")
     for source, verdict in ((one, "stable"), ("runs/collapsed", "collapsed")):
-        words = [
-            "promote",
-            str(source),
-            "--to",
-            "target.yaml",
-            "--out",
-            f"{verdict}.yaml",
-            "--allow-unstable",
-            "a: test",
-        ]
-        assert main(words) == 0
+        words = ["promote", str(source), "--to", "target.yaml", "--out", f"{verdict}.yaml"]
+        assert main([*words, "--allow-unstable", "a: test"]) == 0
         result = load(f"{verdict}.yaml", [], Schemas())
         assert isinstance(result, ScaledRun) and result.evidence is not None
         assert result.evidence.allowed_unstable == "a: test"
@@ -92,10 +83,8 @@ def test_a_run_that_lost_accuracy_is_refused(here: Path) -> None:
         promote_runs([one, lost], target)
     evidence = promote_runs([one, lost], target, "a test")[0].evidence
     assert evidence is not None
-    assert [(r.accuracy_first, r.accuracy_final, r.num_samples) for r in evidence.runs] == [
-        (0.3, 0.3, 256),
-        (0.3, 0.21, 256),
-    ]
+    found = [(r.accuracy_first, r.accuracy_final, r.num_samples) for r in evidence.runs]
+    assert found == [(0.3, 0.3, 256), (0.3, 0.21, 256)]
     for values in ((0.9,), (0.0, 0.9)):  # one accuracy cannot be compared, and a gain is no loss
         promote_runs([with_accuracy(one, *values), two], target)
 
@@ -146,6 +135,19 @@ def spoil_metrics(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(lines[:3] + lines[4:]))
 
 
+def cut(folder: Path) -> None:
+    """Without a step, where the verdict and the hashes were made anew."""
+    spoil_metrics(folder)
+    RunFolder(folder).seal()
+    verdict = judge(RunFolder(folder).metrics(), load(folder / "config.yaml", [], Schemas()).verdict)
+    (folder / "verdict.json").write_text(json.dumps(verdict.to_json()))
+
+
+def without_last_weights(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints" / "step-000004")
+    RunFolder(folder).seal()
+
+
 def unfinished(folder: Path) -> None:
     (folder / "verdict.json").unlink()
     RunFolder(folder).truncate_metrics(3)
@@ -160,6 +162,8 @@ SPOILT = [
     (spoil_manifest, "manifest.json: expected the config's seed 0, got 5"),
     (spoil_verdict, "verdict.json: expected stable, which is what metrics.jsonl gives, got collapsed"),
     (spoil_metrics, "metrics.jsonl: expected SHA-256"),
+    (cut, "metrics.jsonl: expected every step from 1 to 4, got 4 lines up to step 4"),
+    (without_last_weights, "checkpoints: expected one of step 4, got one of step 2"),
     (unfinished, "expected a finished run, got one that stopped after step 3 of 4, without a verdict"),
     (other_backend, "backend: expected runs of the sandbox, got scaled"),
     (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: no such file"),
@@ -177,16 +181,6 @@ def test_a_folder_that_does_not_agree_with_itself(
     folders = sorted(Path("runs/run").iterdir())
     for more in ([], ["--allow-unstable", "why"]):
         assert words in refused(capsys, *folders, *more)
-
-
-def test_a_cut_record_is_noticed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step that is missing from metrics.jsonl is noticed also where the verdict would be the same without it."""
-    folder = folder_of("run", 0)
-    spoil_metrics(folder)
-    RunFolder(folder).seal()
-    verdict = judge(RunFolder(folder).metrics(), load(folder / "config.yaml", [], Schemas()).verdict)
-    (folder / "verdict.json").write_text(json.dumps(verdict.to_json()))
-    assert "metrics.jsonl: expected every step from 1 to 4, got 4 lines up to step 4" in refused(capsys, "runs/run")
 
 
 def test_a_folder_of_former_rules(here: Path) -> None:
@@ -312,11 +306,3 @@ def test_a_run_without_hashes(here: Path, capsys: pytest.CaptureFixture[str]) ->
     result = load("old.yaml", [], Schemas())
     assert isinstance(result, ScaledRun) and result.evidence is not None
     assert any("manifest.json has no hashes" in line for line in result.evidence.unknown)
-
-
-def test_a_checkpoint_of_another_step(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The weights of the last step are part of the record."""
-    folder = folder_of("run", 0)
-    shutil.rmtree(folder / "checkpoints" / "step-000004")
-    RunFolder(folder).seal()
-    assert "checkpoints: expected one of step 4, got one of step 2" in refused(capsys, "runs/run")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sandbox.model import MoE
 from sandbox.model.checkpoint import save, to_hf
-from scaled.config import ModelBlock, PrecisionBlock
+from scaled.config import ModelBlock, PrecisionBlock, TrainingBlock
 from scaled.plan.compute import yielded_parameters
 from scaled.vllm_engine.quantize import (
     Sent,
@@ -29,7 +29,7 @@ from scaled.vllm_engine.quantize import (
 )
 from scaled.vllm_engine.weights_check import check_weights
 from tests.scaled import vllm_world
-from tests.scaled.megatron_world import free_ports, joined, spawn
+from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.rank_world import LAYOUTS, algorithm, training
 from theory.routing.predictor import fold
 from theory.streams import stream
@@ -149,19 +149,17 @@ def run_layouts(rank: int, folder: Path, ports: list[int]) -> dict[str, Any]:
     """On one rank, for each layout: what it yields plain and quantised, and with a predictor in the gates."""
     from scaled.megatron_engine.rank import MegatronRank
 
-    results = {}
-    for (name, fields), port in zip(LAYOUTS.items(), ports, strict=True):
-        layout = training(2, **fields)
-        with joined(layout, rank, port):
-            engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm())
-            if engine.predictor is not None:
-                for number, W_p in engine.predictor.trainer.parameters.items():
-                    W_p.data.fill_(0.25 * (1 + number))
-            results[name] = {
-                "predictor": {n: w.clone() for n, w in engine.predictor_weights().items()},
-                **{key: dict(quantised(engine.export(folded=True), PRECISIONS[key])) for key in PRECISIONS},
-            }
-    return results
+    def act(_: str, layout: TrainingBlock) -> dict[str, Any]:
+        engine = MegatronRank(ModelBlock(path=str(folder)), layout, algorithm())
+        if engine.predictor is not None:
+            for number, W_p in engine.predictor.trainer.parameters.items():
+                W_p.data.fill_(0.25 * (1 + number))
+        return {
+            "predictor": {n: w.clone() for n, w in engine.predictor_weights().items()},
+            **{key: dict(quantised(engine.export(folded=True), PRECISIONS[key])) for key in PRECISIONS},
+        }
+
+    return in_turn(rank, {name: training(2, **fields) for name, fields in LAYOUTS.items()}, ports, act)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_folder
+from tests.scaled.megatron_world import tiny_folder
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
@@ -24,9 +24,9 @@ from tests.scaled.rank_world import (
     batch,
     farthest,
     layers,
-    obey,
     sandbox_engine,
     training,
+    verdicts_on,
     write_model,
 )
 from theory.contracts import MiniBatch, Rollouts
@@ -362,16 +362,9 @@ LAWS = (
 )
 
 
-def run_laws(rank: int, folder: Path, port: int) -> dict[str, str | None]:
-    """All laws in one world of one rank."""
-    with joined(training(), rank, port):
-        return obey(LAWS, folder)
-
-
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict[str, str | None]:
-    folder = write_model(tmp_path_factory.mktemp("replay") / "model")
-    return spawn(1, run_laws, folder, free_ports(1)[0])[0]
+    return verdicts_on(__name__, write_model(tmp_path_factory.mktemp("replay") / "model"))[0]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)

@@ -25,8 +25,8 @@ from tests.scaled.rank_world import (
     batch,
     farthest,
     layers,
-    obey,
     training,
+    verdicts_on,
     write_model,
 )
 from theory.contracts import MiniBatch
@@ -169,16 +169,10 @@ LAWS = (
 )
 
 
-def run_laws(rank: int, folder: Path, num_ranks: int, port: int) -> dict[str, str | None]:
-    """All laws in a world of `num_ranks` tensor-parallel ranks."""
-    with joined(training(**{"num_ranks": 1, **FIELDS[num_ranks]}), rank, port):
-        return obey(LAWS, folder)
-
-
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory) -> dict[int, list[dict[str, str | None]]]:
     folder = write_model(tmp_path_factory.mktemp("scoring") / "model")
-    return {num: spawn(num, run_laws, folder, num, port) for num, port in zip((1, 2), free_ports(2), strict=True)}
+    return {num: verdicts_on(__name__, folder, **fields) for num, fields in FIELDS.items()}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -7,8 +7,17 @@ from pathlib import Path
 import torch
 
 from scaled.config import ModelBlock
-from tests.scaled.megatron_world import free_ports, joined, spawn
-from tests.scaled.rank_world import OneRank, algorithm, batch, layers, obey, on_host, passes, training, write_model
+from tests.scaled.rank_world import (
+    OneRank,
+    algorithm,
+    batch,
+    layers,
+    on_host,
+    passes,
+    training,
+    verdicts_on,
+    write_model,
+)
 
 
 def the_old_pass_has_the_same_bits(folder: Path) -> None:
@@ -46,13 +55,7 @@ def it_holds_the_weights_alone(folder: Path) -> None:
 LAWS = (the_old_pass_has_the_same_bits, it_holds_the_weights_alone)
 
 
-def _obey(rank: int, folder: Path, port: int) -> dict[str, str | None]:
-    with joined(training(), rank, port):
-        return obey(LAWS, folder)
-
-
 def test_a_rank_that_only_scores(tmp_path: Path) -> None:
     """Both laws, in one process."""
-    folder = write_model(tmp_path / "model")
-    (broken,) = spawn(1, _obey, folder, free_ports(1)[0])
+    (broken,) = verdicts_on(__name__, write_model(tmp_path / "model"))
     assert broken == dict.fromkeys((law.__name__ for law in LAWS), None)
