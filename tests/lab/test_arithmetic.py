@@ -110,12 +110,9 @@ def test_a_changed_answer_earns_nothing(values, step, data):
     at = data.draw(st.integers(0, len(answer) - 1))
     other = data.draw(st.sampled_from([c for c in "0123456789" if c != answer[at]]))
     assert answer_with(task, prompt, f"{steps}#{answer[:at]}{other}{answer[at + 1 :]}") == 0.0
-    assert answer_with(task, prompt, f"{steps}#{answer}0") == 0.0
-    assert answer_with(task, prompt, f"{steps}#0{answer}") == 0.0
-    assert answer_with(task, prompt, f"{steps}#{answer[:-1]}") == 0.0
-    assert answer_with(task, prompt, f"{steps}#{answer}#") == 0.0
-    assert answer_with(task, prompt, steps) == 0.0
-    assert answer_with(task, prompt, answer) == 0.0
+    for wrong in (f"{answer}0", f"0{answer}", answer[:-1], f"{answer}#"):
+        assert answer_with(task, prompt, f"{steps}#{wrong}") == 0.0
+    assert answer_with(task, prompt, steps) == answer_with(task, prompt, answer) == 0.0
     assert task.reward(prompt, respond(prompt, task.demonstration(prompt, GENERATOR, "columns")[:-1])) == 0.0
 
 
@@ -123,9 +120,8 @@ def test_only_the_last_answer_before_the_end_counts():
     """Wrong steps, earlier answers and whatever follows the end token change nothing; the last mark decides."""
     task = ArithmeticTask(ArithmeticConfig())
     (prompt,) = task.prompts(0, 1)
-    assert answer_with(task, prompt, f"1+1+1=99;;==#{prompt.answer}") == 1.0
-    assert answer_with(task, prompt, f"#{prompt.answer}") == 1.0
-    assert answer_with(task, prompt, f"#1#{prompt.answer}") == 1.0
+    for before in ("1+1+1=99;;==", "", "#1"):
+        assert answer_with(task, prompt, f"{before}#{prompt.answer}") == 1.0
     assert answer_with(task, prompt, f"#{prompt.answer}#1") == 0.0
     tokens = (*task.tokenizer.encode(f"#{prompt.answer}"), task.tokenizer.eos_id, *task.tokenizer.encode("#1"))
     assert task.reward(prompt, respond(prompt, tokens)) == 1.0

@@ -1,17 +1,15 @@
-"""Laws of the run folder: what was written is read back to the bit; a killed or refused write leaves nothing half."""
+"""Laws of the run folder: what was written is read back to the bit, and what was edited is named.
+
+Those of its checkpoints are in `test_checkpoint_files.py`, those of interrupted writes in `test_whole_files.py`.
+"""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -20,19 +18,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lab
-from lab.files import TEMPORARY, atomic_folder
-from lab.records import RecordError, RunFolder, atomic_write, manifest
+from lab.records import RecordError, RunFolder, manifest
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    """A fresh run folder with a config."""
-    folder = RunFolder.create(tmp_path, "demo", "abc123", NOW)
-    folder.write_config("name: demo\n")
-    return folder
 
 
 def test_the_folder_carries_utc_time_and_hash_and_a_taken_second_moves_on(tmp_path: Path) -> None:
@@ -50,21 +38,6 @@ def test_a_name_that_leaves_the_root_or_a_time_without_zone_is_refused(
     """A run folder is always directly under root/<name>, and its time is unambiguous."""
     with pytest.raises(ValueError, match="expected"):
         RunFolder.create(tmp_path, name, "abc123", now)
-
-
-def test_a_process_that_dies_while_it_writes_is_no_disk_error(tmp_path: Path) -> None:
-    """ChildProcessError of a checkpoint's writers comes as it is and leaves the former one; a disk's is RecordError."""
-    run = RunFolder.create(tmp_path, "demo", "aaa", NOW)
-    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"1"))
-    for error, expected in ((ChildProcessError("rank 1 died"), ChildProcessError), (OSError(28, "full"), RecordError)):
-
-        def write(folder: Path, error: OSError = error) -> None:
-            (folder / "part").write_bytes(b"2")
-            raise error
-
-        with pytest.raises(expected):
-            run.sharded_checkpoint(2, write)
-        assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_a_sealed_run_has_the_hashes_of_its_records(tmp_path: Path) -> None:
@@ -161,91 +134,6 @@ def test_what_is_no_metric_is_refused(run: RunFolder, name: str, value: object) 
     assert run.metrics() == []
 
 
-def test_a_checkpoint_comes_back_to_the_bit(run: RunFolder) -> None:
-    """Every tensor type and every float64 in the state is what it was, tied tensors included."""
-    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    tensors = {"a": weight, "tied": weight, "t": weight.T, "bf16": weight.bfloat16(), "rng": torch.arange(5).byte()}
-    state = {"rate": 0.1 + 0.2, "step": 7, "nested": {"list": [1, None, "x"]}}
-    assert run.latest_checkpoint() is None
-    run.save_checkpoint(10, tensors, state)
-    found = run.latest_checkpoint()
-    assert found is not None and found.step == 10 and found.state == state and found.tensors.keys() == tensors.keys()
-    assert all(found.tensors[n].dtype == t.dtype and torch.equal(found.tensors[n], t) for n, t in tensors.items())
-
-
-def test_the_newest_checkpoints_are_kept(run: RunFolder) -> None:
-    """Exactly `keep` remain, the newest by step and not by name; saving a step again replaces it."""
-    for step in (9, 999_999, 1_000_000, 1_000_000):
-        run.save_checkpoint(step, {"w": torch.tensor([float(step)])}, {}, keep=2)
-    names = sorted(p.name for p in (run.path / "checkpoints").iterdir())
-    assert names == ["step-1000000", "step-999999"]
-    found = run.latest_checkpoint()
-    assert found is not None and found.step == 1_000_000
-
-
-def test_a_sharded_checkpoint_that_left_no_files_is_refused(run: RunFolder) -> None:
-    """Writers that wrote elsewhere leave no checkpoint, and the former one stays the newest."""
-    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"w"), keep=1)
-    with pytest.raises(RecordError, match=r"^cannot write .*step-000002: expected files .* share, got none$"):
-        run.sharded_checkpoint(2, lambda folder: None, keep=1)
-    found = run.latest_sharded_checkpoint()
-    assert found is not None and found.step == 1
-    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
-
-
-@pytest.mark.parametrize("part", ["tensors.safetensors", "state.json"])
-def test_a_damaged_checkpoint_is_named_and_never_loaded(run: RunFolder, part: str) -> None:
-    """One flipped bit in either part is an error with the file's name."""
-    path = run.save_checkpoint(3, {"w": torch.arange(8.0)}, {"rate": 0.25}) / part
-    data = bytearray(path.read_bytes())
-    position = len(data) - 1 if part.startswith("tensors") else data.index(b"0.25")
-    data[position] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(ValueError, match=f"{part}: damaged"):
-        run.latest_checkpoint()
-
-
-def test_a_half_written_checkpoint_is_passed_over_and_cleared(run: RunFolder) -> None:
-    """A folder without its last-written part, or one that never got its name, does not count; the next to write in the
-    run removes what is temporary, wherever it lies."""
-    run.save_checkpoint(3, {"w": torch.zeros(1)}, {})
-    for name in ("step-000005", f"{TEMPORARY}step-000006-x", "step-old"):
-        (run.path / "checkpoints" / name).mkdir()
-    (run.path / "checkpoints" / f"{TEMPORARY}step-000006-x" / "tensors.safetensors").write_bytes(b"half")
-    (run.path / "rollouts").mkdir()
-    for path in (run.path / f"{TEMPORARY}report.html-x", run.path / "rollouts" / f"{TEMPORARY}step-000006-x"):
-        path.write_text("half")
-    found = run.latest_checkpoint()
-    assert found is not None and found.step == 3
-    with run.hold():
-        assert not list(run.path.rglob(f"{TEMPORARY}*"))
-    assert {path.name for path in (run.path / "checkpoints").iterdir()} == {"step-000003", "step-000005", "step-old"}
-
-
-def test_a_damaged_checkpoint_offers_the_older_one(run: RunFolder) -> None:
-    """The line names the damaged file, and the folder to remove for the newest whole one; without any it says so."""
-    first, second, third = (run.save_checkpoint(step, {"w": torch.zeros(1)}, {}, keep=3) for step in (3, 5, 7))
-    (third / "tensors.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"^{third}/tensors.*that of step 5 is whole: remove {third} to continue"):
-        run.latest_checkpoint()
-    (second / "state.json").write_text("[]")
-    with pytest.raises(ValueError, match=rf"^{third}/tensors.*that of step 3 is whole: remove {third} to continue"):
-        run.latest_checkpoint()
-    (first / "state.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no other one is whole: start again with --fresh$"):
-        run.latest_checkpoint()
-
-
-def test_a_damaged_sharded_checkpoint_offers_the_older_one(run: RunFolder) -> None:
-    """The same where many processes wrote it."""
-    paths = [run.sharded_checkpoint(s, lambda folder: (folder / "rank-0").write_bytes(b"abc")) for s in (3, 5)]
-    (paths[1] / "rank-0").write_bytes(b"ab")
-    with pytest.raises(
-        ValueError, match=r"rank-0: damaged .* 3 bytes, got 2\); that of step 3 is whole: remove .*5 to"
-    ):
-        run.latest_sharded_checkpoint()
-
-
 def test_records_that_are_gone_are_not_continued(run: RunFolder) -> None:
     """A checkpoint without the rows up to it: the file, the step and the way on; the file stays as it is."""
     for kept, got in (([], "none at all"), ([0, 1, 2], "none after step 2")):
@@ -297,104 +185,6 @@ def test_an_edited_file_is_one_line(run: RunFolder, name: str, text: str, wanted
     with pytest.raises(ValueError) as caught:
         readers[name]()
     assert wanted in str(caught.value) and str(run.path / name) in str(caught.value)
-
-
-KILLED = """
-import sys
-from pathlib import Path
-import torch
-from lab.records import RunFolder
-run = RunFolder(Path(sys.argv[1]))
-step = 0
-while True:
-    step += 1
-    run.append_metrics(step, {"reward/mean": float(step)})
-    run.save_checkpoint(step, {"w": torch.full((50_000,), float(step))}, {"step": step})
-    run.write_manifest({"step": step, "text": "x" * 100_000})
-    print(step, flush=True)
-"""
-
-
-@pytest.mark.parametrize("wait", [0.0, 0.007])
-def test_a_process_killed_while_writing_leaves_whole_records(run: RunFolder, wait: float) -> None:
-    """After kill -9 at any moment every file reads, the last checkpoint is the step's or the next, writing goes on."""
-    command = [sys.executable, "-c", KILLED, str(run.path)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(lab.__file__).parents[1])}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        done = [int(process.stdout.readline()) for _ in range(3)][-1]
-        time.sleep(wait)
-        process.send_signal(signal.SIGKILL)
-        done = int((process.stdout.read().split("\n")[:-1] or [done])[-1])
-    found = run.latest_checkpoint()
-    assert found is not None and done <= found.step <= done + 1
-    assert torch.equal(found.tensors["w"], torch.full((50_000,), float(found.step))) and found.state == {
-        "step": found.step
-    }
-    steps = [record["step"] for record in run.metrics()]
-    assert steps == list(range(1, len(steps) + 1)) and len(steps) in (done, done + 1)
-    assert json.loads((run.path / "manifest.json").read_text())["step"] in (done, done + 1)
-    run.truncate_metrics(found.step)
-    run.append_metrics(found.step + 1, {"reward/mean": 0.0})
-    assert [r["step"] for r in run.metrics()] == list(range(1, found.step + 2))
-
-
-def full(*_: object) -> int:
-    """The system's error on a full disk."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_is_one_line_and_changes_nothing(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every writer names the path and the reason, leaves the former content, and leaves no temporary file."""
-    run.append_metrics(0, {"reward/mean": 0.5})
-    run.save_checkpoint(0, {"w": torch.zeros(2)}, {})
-    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
-    monkeypatch.setattr(os, "fsync", full)
-    writers = {
-        "config.yaml": lambda: run.write_config("other"),
-        "metrics.jsonl": lambda: run.append_metrics(1, {"reward/mean": 0.6}),
-        "step-000001": lambda: run.save_checkpoint(1, {"w": torch.ones(2)}, {}),
-        "report.html": lambda: run.write_report("<html>"),
-    }
-    for name, write in writers.items():
-        with pytest.raises(RecordError, match=rf"^cannot write .*{name}: No space left on device$"):
-            write()
-    assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
-
-
-def test_a_reader_sees_the_former_file_or_the_new_one(run: RunFolder) -> None:
-    """Writing never touches the former bytes: a reader that opened them before reads them to the end."""
-    with open(run.path / "config.yaml") as reader:
-        run.write_config("name: other\n")
-        assert reader.read() == "name: demo\n"
-    assert (run.path / "config.yaml").read_text() == "name: other\n"
-
-
-def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the new folder cannot take its place, the former one is there again and nothing else is left."""
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "weights").write_text("former")
-    replace = os.replace
-
-    def refuse(source: Path, target: Path) -> None:
-        if Path(target).name == "step" and not Path(source).name.endswith("-former"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RecordError, match="Input/output error"), atomic_folder(tmp_path / "step") as new:
-        (new / "weights").write_text("new")
-    assert [p.name for p in tmp_path.iterdir()] == ["step"]
-    assert (tmp_path / "step" / "weights").read_text() == "former"
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """A root below a file, and a run folder that was removed, give the path and the system's reason."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match=r"cannot make folder .*: Not a directory$"):
-        RunFolder.create(tmp_path / "file", "demo", "abc", NOW)
-    with pytest.raises(RecordError, match=r"cannot write .*gone.x: No such file or directory$"):
-        atomic_write(tmp_path / "gone" / "x", "text")
 
 
 def test_one_process_at_a_time_holds_a_run(run: RunFolder) -> None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from lab.records import RunFolder
-from lab.report.figures import PLOT_HEIGHT, Scale
 from lab.report.run_page import render, write_report
-from lab.report.runs import load_runs, shared_prefix
+from lab.report.runs import load_runs
 from lab.report.sections import SECTIONS
-from lab.report.style import PALETTE, number, spread
+from lab.report.style import PALETTE
+from tests.lab.browser import Page, payload, probed
 from tests.lab.synthetic_runs import DEMO, write_demo
 from theory.metrics import REGISTRY
 
@@ -35,42 +27,6 @@ EXPECTED = {
     "router-difference", "token-level-difference", "sequence-level-difference", "deviation-tails", "ratio-parts",
     "token-difference", "token-map", "predictor-loss",
 }  # fmt: skip
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """The parts of a page that tests read: balanced tags, ids, addresses, and how often plotly drew in each figure."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.open: list[str] = []
-        self.plots: list[tuple[str, int]] = []
-        self.ids: list[str] = []
-        self.addresses: list[str] = []
-        self.drawings: dict[str, int] = {}
-        self.root: dict[str, str | None] = {}
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if tag == "html":
-            self.root = found
-        classes = (found.get("class") or "").split()
-        if "id" in found and "drawn" not in classes:
-            self.ids.append(found["id"] or "")
-        self.addresses += [found[name] or "" for name in ("src", "href", "data", "action") if name in found]
-        if "plot" in classes:
-            self.plots.append((found["id"] or "", len(self.open)))
-            self.drawings[found["id"] or ""] = 0
-        if "main-svg" in classes and self.plots:
-            self.drawings[self.plots[-1][0]] += 1
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
-        self.open.pop()
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 def html(runs: list[RunFolder]) -> str:
     """Their report."""
     return render(runs)
-
-
-def payload(html: str) -> dict[str, Any]:
-    """The data that the page's script draws."""
-    found = re.search(r'<script type="application/json" id="payload">(.*?)</script>', html, re.DOTALL)
-    assert found is not None
-    return json.loads(found.group(1))
-
-
-def browse(page: Path, tmp_path: Path, *options: str) -> tuple[str, list[str]]:
-    """The page's DOM after its scripts ran in Chromium, and every line that it wrote to the console."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert chromium is not None, "this test draws the report in a real browser: apt-get install -y chromium"
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --virtual-time-budget=20000 --enable-logging=stderr --dump-dom"
-    )
-    command = [chromium, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-def with_script(html: str, script: str) -> str:
-    """The page with a script at its end."""
-    return html.replace("</body>", f"<script>{script}</script></body>")
 
 
 def test_the_page_is_well_formed_and_whole(html: str) -> None:
@@ -127,17 +58,6 @@ def test_the_page_loads_nothing(html: str) -> None:
     assert "default-src 'none'" in html
 
 
-def test_a_browser_draws_every_figure_without_a_word(html: str, tmp_path: Path) -> None:
-    """Chromium draws into every figure and writes nothing to the console: no error, no refused load."""
-    path = tmp_path / "report.html"
-    path.write_text(html)
-    dom, console = browse(path, tmp_path)
-    page = Page(dom)
-    assert console == []
-    assert page.root.get("data-drawn") == str(len(EXPECTED))
-    assert set(page.drawings) == EXPECTED and min(page.drawings.values()) >= 1
-
-
 PROBE = """
 document.querySelector('.run[data-run="1"]').click();
 setTimeout(() => {
@@ -145,6 +65,7 @@ setTimeout(() => {
   const colours = plots.flatMap((p) => p.data).filter((t) => t.meta.run === 0).map((t) => (t.line ?? t.marker).color);
   const wide = document.documentElement;
   parent.postMessage({
+    drawn: wide.dataset.drawn, figures: plots.filter((p) => p.querySelector('.main-svg')).map((p) => p.id),
     hidden: [...new Set(plots.flatMap((p) => p.data).filter((t) => t.visible === false).map((t) => t.meta.run))],
     shown: [...new Set(plots.flatMap((p) => p.data).filter((t) => t.visible === true).map((t) => t.meta.run))].sort(),
     labels: plots.flatMap((p) => p.layout.annotations).filter((a) => a.visible && a.name.startsWith('run-1')).length,
@@ -155,34 +76,21 @@ setTimeout(() => {
   }, '*');
 }, 2000);
 """
-FRAME = """<!doctype html><html><body><iframe src="report.html" style="width:{width}px;height:900px"></iframe><script>
-addEventListener("message", (e) => {{ document.body.dataset.found = JSON.stringify(e.data); }});
-</script></body></html>"""
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1280, "dark")])
-def test_runs_can_be_hidden_and_the_page_fits(html: str, tmp_path: Path, width: int, scheme: str) -> None:
-    """On a phone and on a desk, light and dark: a run hides everywhere at once, nothing overflows, colours follow."""
-    (tmp_path / "report.html").write_text(with_script(html, PROBE))
-    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
-    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    dom, console = browse(tmp_path / "frame.html", tmp_path, "--window-size=1400,1000", *dark)
-    found = json.loads(attribute_in(dom, "data-found"))
-    assert console == []
+@pytest.mark.parametrize(("width", "is_dark"), [(400, False), (1280, True)])
+def test_a_browser_draws_every_figure_and_hides_a_run(html: str, tmp_path: Path, width: int, is_dark: bool) -> None:
+    """On a phone and on a desk, light and dark: every figure is drawn, without a word on the console (no error, no
+    refused load); a run hides everywhere at once, nothing overflows, colours follow."""
+    found = probed(html, PROBE, tmp_path, width, is_dark)
+    assert found["drawn"] == str(len(EXPECTED)) and set(found["figures"]) == EXPECTED
     assert found["hidden"] == [1] and found["shown"] == [0, 2, 3, 4, 5, 6] and found["labels"] == 0
     # The large picture names its lines on a phone too, in fewer words.
     fallen = "r2 ✕" if width == 400 else "r2 ✕ step 3"
     assert len(found["named"]) == 6 and sum(text.startswith(fallen) for text in found["named"]) == 1
     assert found["overflow"] == 0 and found["outside"] == 0
-    inks = [ink.line_dark if scheme == "dark" else ink.line for ink in PALETTE[: len(DEMO)]]
+    inks = [ink.line_dark if is_dark else ink.line for ink in PALETTE[: len(DEMO)]]
     assert found["colours"] == sorted(inks)
-
-
-def attribute_in(dom: str, name: str) -> str:
-    """The value of an attribute in a dumped page."""
-    found = re.search(rf'{name}="([^"]*)"', dom)
-    assert found is not None
-    return found.group(1).replace("&quot;", '"')
 
 
 def test_figures_are_valid_plotly(html: str) -> None:
@@ -311,81 +219,3 @@ def test_the_file_is_written_whole(runs: list[RunFolder], html: str, tmp_path: P
     """write_report writes what render returns: the same runs give the same bytes."""
     write_report(runs, tmp_path / "out.html")
     assert (tmp_path / "out.html").read_text() == html
-
-
-@given(st.lists(st.floats(-50, 300), min_size=1, max_size=12))
-@example([100.0, 100.0, 105.0])
-@example([60.0, 150.0, 152.0, 61.0, 200.0])
-def test_labels_never_overlap(positions: list[float]) -> None:
-    """Spread labels keep their order and their distance, stay inside, and move around their own mean, if at all."""
-    gap, low, high = 14.0, 0.0, 230.0
-    placed = spread(positions, gap, low, high)
-    order = sorted(range(len(positions)), key=lambda i: positions[i])
-    steps = [placed[b] - placed[a] for a, b in itertools.pairwise(order)]
-    # 1e-9: pixels after a few additions in float64.
-    assert all(step >= gap - 1e-9 for step in steps)
-    assert min(placed) >= low - 1e-9 and max(placed) <= high + 1e-9
-    free = all(low <= p <= high for p in positions) and all(
-        positions[b] - positions[a] >= gap for a, b in itertools.pairwise(order)
-    )
-    assert not free or placed == positions
-    if low + 1e-9 < min(placed) and max(placed) < high - 1e-9:
-        assert math.isclose(sum(placed), sum(positions), rel_tol=1e-9, abs_tol=1e-9)
-
-
-@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20), st.sampled_from(["linear", "log"]))
-def test_every_value_is_inside_its_axis(values: list[float], axis: str) -> None:
-    """Whatever the values, each is drawn between the ends of the plot, and a larger one never lower."""
-    values = [value if value > 1e-12 else 0.0 for value in values]
-    scale = Scale.of(values, axis)
-    pixels = [scale.pixels(value) for value in sorted(values)]
-    assert pixels == sorted(pixels) and pixels[0] >= 0 and pixels[-1] <= PLOT_HEIGHT
-    ticks = scale.axis().get("tickvals", [])
-    assert all(scale.low <= math.log10(tick) <= scale.high for tick in ticks)
-
-
-@given(st.floats(1e-6, 1e3), st.floats(1.3, 1e6))
-def test_a_log_axis_can_be_read(low: float, factor: float) -> None:
-    """An axis over any range from a factor of 1.3 on has at least three ticks, and at most one per 12 pixels."""
-    assert 3 <= len(Scale.of([low, low * factor], "log").axis()["tickvals"]) <= PLOT_HEIGHT / 12
-
-
-NUMBERS: list[tuple[float | int | None, str]] = [
-    (None, "–"), (0.0, "0"), (3, "3"), (0.8314, "0.831"), (12.345, "12.3"), (3.4e-4, "3.4e-4"), (2e-3, "2e-3"),
-    (-0.05, "-0.05"), (123456.7, "1.2e5"), (1234.5, "1234"), (0.99996, "1"),
-    (math.nan, "–"), (math.inf, "∞"), (-math.inf, "-∞"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("value", "text"), NUMBERS)
-def test_numbers_have_the_digits_they_deserve(value: float | int | None, text: str) -> None:
-    """Three significant digits, two for powers of ten, a dash for no data and never for 0; infinity has its sign."""
-    assert number(value) == text
-
-
-PREFIXES: list[tuple[list[str], str]] = [
-    (["demo-exact", "demo-none"], "demo-"), (["demo-r3", "demo-r3-tis"], "demo-"), (["a", "b"], ""), (["one"], ""),
-    (["demo", "demo-x"], ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("names", "prefix"), PREFIXES)
-def test_labels_leave_out_what_all_names_share(names: list[str], prefix: str) -> None:
-    """The shared beginning ends at a hyphen, and something remains of every name."""
-    assert shared_prefix(names) == prefix and all(len(name) > len(prefix) for name in names)
-
-
-CLASHES: dict[str, Callable[[str], str]] = {
-    "seeds": lambda config: config.replace("demo-none", "demo-exact"),
-    "nothing but the time": lambda config: config.replace("demo-none", "demo-exact").replace("seed: 1", "seed: 0"),
-}
-
-
-@pytest.mark.parametrize("differ_by", CLASHES)
-def test_runs_of_one_name_are_told_apart(tmp_path: Path, differ_by: str) -> None:
-    """Two runs of one config name never share a label: the seed tells them apart, or else the folder."""
-    runs = write_demo(tmp_path, DEMO[:2], num_steps=5)
-    config = runs[1].path / "config.yaml"
-    config.write_text(CLASHES[differ_by](config.read_text()))
-    labels = [run.label for run in load_runs(runs)]
-    assert len(set(labels)) == 2 and all(labels)

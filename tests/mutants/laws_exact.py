@@ -12,24 +12,23 @@ from tests.theory import test_exact_estimator as estimator
 from tests.theory import test_exact_noise as noise
 from tests.theory import test_exact_settling as settling
 from tests.theory import test_exact_training as training
+from tests.theory import test_exact_update as update
 from theory.exact.groups import Group
 
 EXACT = (
     Law(
         "the_expected_update_is_the_audits",
-        times(training.test_the_update_is_the_audit_s, {"name": "reinforce"}, {"name": "grpo"}),
+        times(update.test_the_update_is_the_audit_s, {"name": "reinforce"}, {"name": "grpo"}),
     ),
     Law(
         "an_update_is_the_sum_of_its_responses",
-        times(training.test_an_update_is_the_sum_of_its_responses, {"name": "reinforce"}, {"name": "minirl"}),
+        times(update.test_an_update_is_the_sum_of_its_responses, {"name": "reinforce"}, {"name": "minirl"}),
     ),
-    Law("drift_is_what_centring_takes_off", times(training.test_the_drift_is_what_centring_takes_off)),
+    Law("drift_is_what_centring_takes_off", times(update.test_the_drift_is_what_centring_takes_off)),
     Law("equal_engines_leave_nothing_of_mu", times(training.test_equal_engines_leave_nothing_of_mu)),
     Law("mini_batches_share_a_rollout", times(training.test_mini_batches_share_a_rollout)),
     Law("a_lagging_engine_has_former_weights", times(training.test_an_engine_that_lags_samples_from_former_weights)),
-    Law(
-        "what_mu_never_samples_counts_for_nothing", times(training.test_tokens_that_are_never_sampled_count_for_nothing)
-    ),
+    Law("what_mu_never_samples_counts_for_nothing", times(update.test_tokens_that_are_never_sampled_count_for_nothing)),
     Law("a_trajectory_holds_what_is_asked_for", times(training.test_a_trajectory_holds_what_is_asked_for)),
     Law(
         "an_objectives_centring_is_the_exact_one",

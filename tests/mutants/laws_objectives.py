@@ -24,6 +24,7 @@ from tests.theory import test_router_shift as router_shift
 from tests.theory import test_second_moment as second_moment
 from tests.theory import test_shelf as shelf
 from tests.theory import test_token_advantages as token_advantages
+from tests.theory import test_trust_regions as regions
 from tests.theory import test_weighing as weighing
 from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS
 from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, REGION_ROWS
@@ -94,12 +95,12 @@ OBJECTIVES = (
     Law("no_gap_is_too_wide", _wide_gaps),
     Law(
         "bounds_are_their_formulas",
-        times(laws.test_regions_bind_and_weigh_as_their_formulas, *({"name": n, **BATCH} for n in REGION_ROWS)),
+        times(regions.test_regions_bind_and_weigh_as_their_formulas, *({"name": n, **BATCH} for n in REGION_ROWS)),
     ),
     Law(
         "what_leads_back_is_never_stopped",
         times(
-            laws.test_what_brings_pi_back_is_never_stopped,
+            regions.test_what_brings_pi_back_is_never_stopped,
             *({"name": n, **BATCH} for n, row in REGION_ROWS.items() if row.signed and row.bounded),
         ),
     ),

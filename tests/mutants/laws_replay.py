@@ -18,6 +18,7 @@ from tests.sandbox.training import test_laws_router_shift as router_shift
 from tests.sandbox.training import test_laws_temperature as temperature
 from tests.sandbox.training import test_laws_token_advantages as token_advantages
 from tests.sandbox.training import test_modes as modes
+from tests.sandbox.training import test_predictive_replay as predictive
 from tests.scaled import test_laws_capture as capture
 from tests.scaled import test_vllm_routes as vllm_routes
 from tests.theory import test_gates as gates
@@ -214,8 +215,8 @@ SANDBOX = (
             {"mode": "R3", "source": "mu"},
         ),
     ),
-    Law("pr3_samples_by_the_predicted_route", times(modes.test_pr3_samples_by_the_predicted_route)),
-    Law("pr3_learns_from_unbiased_logits", times(modes.test_pr3_learns_from_unbiased_logits)),
+    Law("pr3_samples_by_the_predicted_route", times(predictive.test_pr3_samples_by_the_predicted_route)),
+    Law("pr3_learns_from_unbiased_logits", times(predictive.test_pr3_learns_from_unbiased_logits)),
     Law("replay_without_a_record_is_refused", times(modes.test_replay_without_a_record_is_refused, {"mode": "R3"})),
     Law("minibatches_carry_their_own_rows", times(modes.test_minibatches_carry_their_own_rows)),
     Law(

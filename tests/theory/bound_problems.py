@@ -115,4 +115,21 @@ def two_steps(delta: float) -> Problem:
     return Problem(pi, mu, mu, torch.tensor([-1.0, 1.0, 1.0, -1.0]))
 
 
-__all__ = ["DISTANCES", "KINDS", "Case", "assert_holds", "cases", "draw_policy", "draw_problem", "two_steps"]
+def one_step(pi: list[float], mu: list[float], rewards: list[float], old: list[float] | None = None) -> Problem:
+    """A single token: pi, mu and old by their probabilities."""
+    tree = PrefixTree(len(pi), 1)
+    logs = [torch.tensor([x]).log() for x in (pi, mu, mu if old is None else old)]
+    return Problem(TabularPolicy(tree, (logs[0],)), [logs[1]], [logs[2]], torch.tensor(rewards))
+
+
+__all__ = [
+    "DISTANCES",
+    "KINDS",
+    "Case",
+    "assert_holds",
+    "cases",
+    "draw_policy",
+    "draw_problem",
+    "one_step",
+    "two_steps",
+]

@@ -1,7 +1,7 @@
 """The tables of the objectives' laws: for each implementation, its formula written once more, by hand, on plain lists.
 
-A row stands here for every registered name; `test_objective_laws.py` runs every law over every row, and fails where a
-name has none. Nothing here calls the code it describes.
+A row stands here for every registered name; `test_objective_laws.py` and `test_trust_regions.py` run every law over
+every row, and the first fails where a name has none. Nothing here calls the code it describes.
 """
 
 from __future__ import annotations

@@ -39,19 +39,19 @@ def policies(seed: int, gap: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
 def gradient_of_each(
     objective: Objective, logits: Tensor, old: Tensor, mu: Tensor, advantage: float, k: int = V
 ) -> Tensor:
-    """(V, V): the gradient by the logits that each token, were it sampled, would give; a response of one token."""
+    """(V, V): the gradient by the logits that each token, were it sampled, would give; a response of one token.
+
+    All in one batch of V responses, over which every aggregation is a mean.
+    """
     ids = mu.topk(k).indices
-    rows = []
-    for token in range(V):
-        leaf = logits.clone().requires_grad_()
-        pi = leaf.log_softmax(-1)
-        one = [x[token].view(1, 1) for x in (pi, old, mu)]
-        top = None
-        if objective.centering != "none":
-            top = Top(*(x[ids].view(1, 1, k) for x in (pi, old, mu)), is_complete=k == V)
-        output = objective(*one, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool), top=top)
-        rows.append(torch.autograd.grad(output.objective, leaf)[0])
-    return torch.stack(rows)
+    leaf = logits.expand(V, V).clone().requires_grad_()
+    all_VV = [leaf.log_softmax(-1), old.expand(V, V), mu.expand(V, V)]
+    sampled = [x.diagonal()[:, None] for x in all_VV]
+    top = None
+    if objective.centering != "none":
+        top = Top(*(x[:, None, ids] for x in all_VV), is_complete=k == V)
+    output = objective(*sampled, torch.full((V,), advantage), torch.ones(V, 1, dtype=torch.bool), top=top)
+    return V * torch.autograd.grad(output.objective, leaf)[0]
 
 
 def with_centering(objective: Objective, centering: str) -> Objective:

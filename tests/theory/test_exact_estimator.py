@@ -57,8 +57,8 @@ def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, flo
         objective = objective.within_budget(pi[rows], old[rows], mu[rows], A_B1, mask, p_B1)
     mean, second = torch.zeros(J_YTQ.shape[2]), torch.zeros(())
     groups = itertools.product(range(tree.num_responses), repeat=G)
-    # Pairs in either order; of three or more, one order for all of them, as no objective is to know the order.
-    times = Counter(group if G == 2 else tuple(sorted(group)) for group in groups)
+    # One order for all of a group's: no objective knows the order (test_objective_masks.py).
+    times = Counter(tuple(sorted(group)) for group in groups)
     for group, number in times.items():
         rows = torch.tensor(group)
         leaf = pi[rows].clone().requires_grad_()
@@ -70,37 +70,38 @@ def brute_force(world: World, objective: Objective, G: int) -> tuple[Tensor, flo
     return mean, G * float(second - mean.square().sum())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_moments_are_those_of_all_groups(name: str) -> None:
-    """Mean and variance agree with the sum over all Y^G groups, to rounding (1e-12 of values near 0.1)."""
-    world = make_world(V=3, T=2)
-    for G in (2, 3):
-        exact = estimate(world.problem, OBJECTIVES[name], Group(G))
-        mean, variance = brute_force(world, OBJECTIVES[name], G)
-        assert exact.num_draws is None
-        assert torch.allclose(exact.mean, mean, atol=1e-12)
-        assert exact.variance == pytest.approx(variance, abs=1e-12)
+def require_moments_of_all_groups(world: World, name: str, G: int) -> None:
+    exact = estimate(world.problem, OBJECTIVES[name], Group(G))
+    mean, variance = brute_force(world, OBJECTIVES[name], G)
+    assert exact.num_draws is None
+    assert torch.allclose(exact.mean, mean, atol=1e-12)
+    assert exact.variance == pytest.approx(variance, abs=1e-12)
+
+
+def of_one_kind(name: str) -> tuple[str, str]:
+    """What an objective's moments depend on the size of a group by: its advantage and its denominator."""
+    return OBJECTIVES[name].advantage, OBJECTIVES[name].aggregation.name
+
+
+@pytest.mark.parametrize(("name", "G"), [(n, 3 - i % 2) for i, n in enumerate(sorted(OBJECTIVES, key=of_one_kind))])
+def test_moments_are_those_of_all_groups(name: str, G: int) -> None:
+    """Mean and variance agree with the sum over all Y^G groups, to rounding (1e-12 of values near 0.1).
+
+    Each objective in groups of one size, each denominator in groups of both.
+    """
+    require_moments_of_all_groups(make_world(V=3, T=2), name, G)
 
 
 def test_a_budget_counts_how_often_each_sign_occurs() -> None:
     """M2PO's bounds in groups of 3 are those of all groups together: here the chance of a sign, and not the size of
     its advantages, decides whether a token is clipped."""
-    world, objective = make_world(V=3, T=2, seed=4), OBJECTIVES["m2po"]
-    exact = estimate(world.problem, objective, Group(3))
-    mean, variance = brute_force(world, objective, 3)
-    assert torch.allclose(exact.mean, mean, atol=1e-12)
-    assert exact.variance == pytest.approx(variance, abs=1e-12)
+    require_moments_of_all_groups(make_world(V=3, T=2, seed=4), "m2po", 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_moments_of_every_kind_of_policy(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), list(zip(KINDS, ["minirl", "grpo", "grpo_dapo, seq_mis"], strict=True)))
+def test_moments_of_every_kind_of_policy(kind: str, name: str) -> None:
     """The same for shared and for free parameters, over ragged responses of up to 3 tokens."""
-    world = make_world(kind, V=3, T=3, seed=1)
-    for name in ("minirl", "grpo", "grpo_dapo, seq_mis"):
-        exact = estimate(world.problem, OBJECTIVES[name], Group(2))
-        mean, variance = brute_force(world, OBJECTIVES[name], 2)
-        assert torch.allclose(exact.mean, mean, atol=1e-12)
-        assert exact.variance == pytest.approx(variance, abs=1e-12)
+    require_moments_of_all_groups(make_world(kind, V=3, T=3, seed=1), name, 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,7 @@
-"""Laws of exact training: what a run of expected updates must be, and that sampled runs tend to it."""
+"""Laws of exact training: what a run of expected updates must be, and that sampled runs tend to it.
+
+Laws of a single update are in `test_exact_update.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.theory.exact_runs import NORMALISED, SETTLED, groups_of, make_task, sampled_run
+from tests.theory.exact_runs import make_task, sampled_run
 from theory.exact import engines
 from theory.exact.batch import Batch
 from theory.exact.engines import engine
-from theory.exact.estimator import estimate
 from theory.exact.expected import Update
-from theory.exact.forest import Forest
 from theory.exact.groups import Group
-from theory.exact.levels import Edges
 from theory.exact.networks import NetworkPolicy, placed
 from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.problem import Problem, true_gradient, value
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import COLUMNS, ExactTask
-from theory.objectives import PRESETS, Objective, correction, preset
+from theory.objectives import preset
 from theory.streams import stream
-
-WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
-GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
-OBJECTIVES: dict[str, Objective] = {
-    **PRESETS,
-    **SETTLED,
-    "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
-    "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
-    **NORMALISED,
-}
 
 
 def exact() -> engines.Engine:
@@ -42,61 +32,6 @@ def exact() -> engines.Engine:
 
 
 # ---- the expected update ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_update_is_the_audit_s(name: str) -> None:
-    """On one prompt, at three distinct pi, old and mu, it is the mean that the audit gives, to rounding."""
-    for kind in ("network", "tabular"):
-        task, policy = make_task(kind, prompts=1, openings=1)
-        generator = stream(0, "update", kind)
-        old = policy.moved(0.3 * torch.randn(policy.parameters.shape, generator=generator, dtype=torch.float64))
-        mu = engine("fixed", 0.5, old, generator).samplers(old)[0]
-        for group in groups_of(OBJECTIVES[name], GROUPS):
-            update = Update.at(Batch(task.forest, mu, old.logp(), task.reward_Y, OBJECTIVES[name], group), policy)
-            audited = estimate(Problem(policy, mu, old.logp(), task.reward_Y), OBJECTIVES[name], group)
-            assert torch.allclose(update.gradient, audited.mean, atol=1e-13)
-
-
-@pytest.mark.parametrize("group", GROUPS, ids=["mean", "none", "three"])
-@pytest.mark.parametrize("name", ["reinforce", "grpo"])
-def test_prompts_are_averaged_and_openings_compared(name: str, group: Group) -> None:
-    """Two prompts give the mean of what the audit gives for each, whose openings share a baseline.
-
-    Neither objective has a weight on mu: with one the mean would not depend on the baseline.
-    """
-    objective = preset(name)
-    task, policy = make_task("tabular")
-    assert isinstance(policy, TabularPolicy)
-    logp, forest = policy.logp(), task.forest
-    mu = engine("fixed", 0.5, policy, stream(0, "prompts")).samplers(policy)[0]
-    update = Update.at(Batch(forest, mu, logp, task.reward_Y, objective, group), policy)
-    one = Forest.uniform(forest.tree, 1, 2)
-
-    def half(edges: Edges, prompt: int) -> list[Tensor]:
-        return [x.chunk(2)[prompt] for x in edges]
-
-    for prompt in range(2):
-        own = TabularPolicy(one, tuple(half(list(policy.logits), prompt)))
-        reward_Y = task.reward_Y.chunk(2)[prompt]
-        audited = estimate(Problem(own, half(mu, prompt), own.logp(), reward_Y), objective, group)
-        parts = update.gradient.split([x.numel() for x in policy.logits])
-        mine = torch.cat([part.chunk(2)[prompt] for part in parts])
-        assert torch.allclose(mine, audited.mean / 2, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", ["reinforce", "grpo", "minirl"])
-def test_an_update_is_the_sum_of_its_responses(name: str) -> None:
-    """Where every response has one sign of advantage, the whole is what its even and its odd responses add up to."""
-    task, policy = make_task("network")
-    mu = engine("fixed", 0.5, policy, stream(0, "sum")).samplers(policy)[0]
-    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, preset(name), Group(None, "mean"))
-    update = Update.at(batch, policy.moved(0.1 * torch.ones_like(policy.parameters)))
-    shares_sY1 = update.batch.shares_sY[:, :, None]
-    assert ((shares_sY1 > 0).sum(0) == 1).all() and (shares_sY1.sum(1) > 0).all()
-    odd_Y1 = (torch.arange(shares_sY1.shape[1]) % 2 == 1)[:, None]
-    halves = [update.combined(torch.where(half_Y1, shares_sY1, 0.0)) for half_Y1 in (odd_Y1, ~odd_Y1)]
-    assert torch.equal(update.combined(shares_sY1), halves[0] + halves[1])
 
 
 def test_a_sequence_weight_follows_the_true_gradient() -> None:
@@ -149,44 +84,6 @@ def test_other_policies_at_a_temperature_are_differentiated_as_they_are() -> Non
 # ---- the drift -------------------------------------------------------------------------------------------------------
 
 
-def test_the_drift_is_what_centring_takes_off() -> None:
-    """Without a weight, gradient less drift is E_mu[A sum_t (g_t - E_mu[g_t | y_<t])], summed a response at a time."""
-    task, policy = make_task(prompts=1, openings=2)
-    forest, logp = task.forest, policy.logp()
-    mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
-    update = Update.at(Batch(forest, mu, logp, task.reward_Y, reinforce("none"), Group(None)), policy)
-    scores = []  # of every edge, a depth at a time: one-hot cotangents
-    for t, n in enumerate(forest.sizes):
-        for node in range(n):
-            for token in range(forest.num_tokens):
-                edges = forest.zero_edges()
-                edges[t][node, token] = 1.0
-                scores.append(policy.pullback(edges))
-    score_EQ = torch.stack(scores)
-    flat_mu_E = torch.cat([x.reshape(-1) for x in mu]).exp()
-    mean_NQ = (flat_mu_E[:, None] * score_EQ).view(-1, forest.num_tokens, score_EQ.shape[1]).sum(1)
-    probability_Y = forest.log_probabilities(mu).exp()
-    A_Y = task.reward_Y - (probability_Y * task.reward_Y).sum()
-    centred = torch.zeros_like(update.gradient)
-    for y in range(forest.num_responses):
-        for t in range(int(forest.lengths[y])):
-            g = score_EQ[forest.edge_BT[y, t]] - mean_NQ[forest.node_BT[y, t]]
-            centred += probability_Y[y] * A_Y[y] * g
-    assert float(update.drift.norm()) > 1e-2
-    assert torch.allclose(update.gradient - update.drift, centred, atol=1e-14)
-
-
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_only_an_unweighted_update_drifts(weight: str) -> None:
-    """E_mu[w_t g_t | y_<t] = 0 for the token, prefix and sequence weight (theory/exact/decomposition.py, fact 1)."""
-    task, policy = make_task()
-    mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
-    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None))
-    drift = Update.at(batch, policy).drift
-    assert (float(drift.norm()) > 1e-3) == (weight == "none")
-    assert weight == "none" or float(drift.norm()) < 1e-15
-
-
 def test_where_all_is_lost_an_unweighted_update_is_drift_alone() -> None:
     """In a context that never pays, tabular logits move by drift and by nothing else; centred they stay as they are."""
     task, first = make_task("tabular")
@@ -219,7 +116,7 @@ def test_equal_engines_leave_nothing_of_mu() -> None:
     """mu = pi: bias, drift, gaps and staleness are 0, J(mu) is J(pi), and every weight gives one and the same run."""
     task, first = make_task()
     ends = []
-    for weight in WEIGHTS:
+    for weight in ("none", "token_is", "prefix_tis", "seq_tis"):
         found = train(task, first, exact(), Settings(reinforce(weight), "sgd", 0.5, 10))
         for name in ("bias", "drift_norm", "kl_mu_old", "kl_old_mu", "kl_mu_pi", "kl_old_pi", "draw_error"):
             assert max(found[name]) < 1e-12, name
@@ -311,22 +208,6 @@ def test_fresh_noise_states_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 / 1.6 < actual / stated < 1.6
     one = train(task, first, engine("fixed", 0.3, first, stream(0, "x")), Settings(reinforce("none"), num_updates=0))
     assert one["draw_error"] == (0.0,)
-
-
-def test_tokens_that_are_never_sampled_count_for_nothing() -> None:
-    """Under top-p the update is the limit of one where the cut tokens have a probability that goes to 0."""
-    task, policy = make_task()
-    cut = engine("top_p", 0.3, policy, stream(0, "x")).samplers(policy)[0]
-    assert any((x == -math.inf).any() for x in cut)
-    nearly = [x.clamp(min=-40.0).log_softmax(1) for x in cut]
-    for weight in WEIGHTS:
-        a, b = (
-            Update.at(Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None)), policy)
-            for mu in (cut, nearly)
-        )
-        if weight == "none":
-            assert torch.allclose(a.gradient, b.gradient, atol=1e-12) and torch.allclose(a.drift, b.drift, atol=1e-12)
-        assert a.gradient.isfinite().all() and a.drift.isfinite().all()
 
 
 def test_a_trajectory_holds_what_is_asked_for() -> None:

@@ -1,13 +1,12 @@
 """Every law over every row of the tables in `laws_*.py`: values, gradients, stops, and what they depend on.
 
-Laws of the mask (padding, splits, order) are in `test_objective_masks.py`, of presets against each other in
-`test_objectives.py`.
+Laws of the trust regions alone are in `test_trust_regions.py`, of the mask (padding, splits, order) in
+`test_objective_masks.py`, of presets against each other in `test_objectives.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -21,14 +20,13 @@ from tests.strategies import MODERATE, batches
 from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS, TOKEN_ADVANTAGE_ROWS
 from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, RATIO_ROWS, REGION_ROWS, tuned
 from tests.theory.laws_presets import EVERY, PRESET_ROWS, gradient_by_hand
-from tests.theory.objective_batches import Batch, Response, approx, log_gaps, make_batch, ratios, tokens_of
+from tests.theory.objective_batches import Batch, approx, log_gaps, make_batch, tokens_of
 from theory.advantages import ADVANTAGES, FORMULAS
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_REGIONS, Objective, correction, preset
-from theory.objectives.factors import Factor
-from theory.objectives.trust_regions import Tokens
 
-PAIRS = [(p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 3 == 0]
-"""Every preset with every third correction, and every correction with every third preset: its weight is a factor."""
+PAIRS = [(p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 5 == 0]
+"""Every preset with every fifth correction, and every correction with every fifth preset: its weight is a factor."""
+DIFFERENTIABLE = [n for n, row in PRESET_ROWS.items() if not (row.scored or row.replayed)]
 LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.items() if row.eps is not None}
 
 
@@ -72,92 +70,6 @@ def test_ratios_and_their_gradients(name: str, batch: Batch) -> None:
     torch.testing.assert_close(torch.where(counted, jacobian, 0.0), expected, rtol=1e-11, atol=1e-14)
 
 
-# ---- trust regions ---------------------------------------------------------------------------------------------------
-
-
-def seen(batch: Batch) -> tuple[Tokens, Tensor, Tensor]:
-    """A region's inputs: the tokens with 0 off the mask, the token ratio, and the advantages."""
-    pi, old, mu = (torch.where(batch.mask, x, 0.0) for x in (batch.pi, batch.old, batch.mu))
-    return Tokens(pi, old, mu, batch.mask), (pi - old).exp(), batch.advantages[:, None]
-
-
-def region_rows(batch: Batch) -> Iterator[tuple[int, Response]]:
-    for b in range(len(batch.pi)):
-        pi, old, mu = tokens_of(batch, b)
-        if pi:
-            w, whole = ratios(old, mu), ratios(pi, mu)
-            yield b, Response(pi, old, mu, batch.advantages[b].item(), w, whole)
-
-
-def region_slope(region, batch: Batch) -> Tensor:
-    tokens, _, A = seen(batch)
-    pi = tokens.logp_pi_BT.clone().requires_grad_()
-    log_ratio, log_gap = pi - tokens.logp_old_BT, tokens.logp_old_BT - tokens.logp_mu_BT
-    weight = Factor.exp(log_gap + log_ratio if region.weight_ratio == "pi/mu" else log_gap)
-    term = region.term(replace(tokens, logp_pi_BT=pi), log_ratio, weight, A)
-    (slope,) = torch.autograd.grad(torch.where(batch.mask, term, 0.0).sum(), pi)
-    return slope
-
-
-@pytest.mark.parametrize("name", REGION_ROWS)
-@given(batch=batches(corners=MODERATE))
-def test_regions_bind_and_weigh_as_their_formulas(name: str, batch: Batch) -> None:
-    """The bound that binds on each token, and d term / d log pi, are the formulas on its response."""
-    require_formula(name, batch)
-
-
-@pytest.mark.parametrize("name", REGION_ROWS)
-def test_regions_on_many_tokens(name: str) -> None:
-    """The same on 400 random tokens whose divergences fill the range about the bounds: small errors show there."""
-    for seed in range(20):
-        require_formula(name, make_batch(seed, gap=0.1, staleness=0.2))
-
-
-def require_formula(name: str, batch: Batch) -> None:
-    row = REGION_ROWS[name]
-    tokens, ratio, A = seen(batch)
-    clipped, slope = row.tight.clipped(tokens, ratio, A), region_slope(row.tight, batch)
-    assert (clipped is None) == (not row.bounded)
-    for b, response in region_rows(batch):
-        at = batch.mask[b]
-        if clipped is not None:
-            high, low = (flag[b, at].tolist() for flag in clipped)
-            assert list(zip(high, low, strict=True)) == row.stops(response)
-        assert slope[b, at].tolist() == approx(row.slope(response))
-
-
-@pytest.mark.parametrize("name", [n for n in REGION_ROWS if not REGION_ROWS[n].whole])
-@given(batch=batches(corners=MODERATE))
-def test_regions_without_bounds_are_the_score(name: str, batch: Batch) -> None:
-    """With infinite bounds nothing binds, and d term / d log pi is pi/mu A: all regions are one first-order rule."""
-    row = REGION_ROWS[name]
-    clipped = row.free.clipped(*seen(batch))
-    assert clipped is None or not (clipped[0] | clipped[1])[batch.mask].any()
-    expected = torch.where(batch.mask, (batch.pi - batch.mu).exp() * batch.advantages[:, None], 0.0)
-    torch.testing.assert_close(region_slope(row.free, batch), expected, rtol=1e-11, atol=1e-14)
-
-
-@pytest.mark.parametrize("name", [n for n, row in REGION_ROWS.items() if row.signed and row.bounded])
-@given(batch=batches(corners=MODERATE))
-def test_what_brings_pi_back_is_never_stopped(name: str, batch: Batch) -> None:
-    """No token is stopped whose A moves pi towards what the region compares it with, and a zero A stops nothing."""
-    row = REGION_ROWS[name]
-    high, low = row.tight.clipped(*seen(batch))
-    away = batch.pi - (batch.mu if row.divergence else batch.old)
-    back = batch.advantages.sign()[:, None] * away.sign() <= 0
-    assert not ((high | low) & back)[batch.mask].any()
-
-
-@pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].bounded])
-@given(batch=batches(corners=MODERATE), factor=st.sampled_from([1.0, 1.5, 4.0]))
-def test_wider_bounds_stop_less(name: str, batch: Batch, factor: float) -> None:
-    """A region with wider bounds stops a subset of the tokens."""
-    tight = REGION_ROWS[name].tight
-    wide = replace(tight, eps_low=tight.eps_low * factor, eps_high=tight.eps_high * factor)
-    for narrow_flag, wide_flag in zip(tight.clipped(*seen(batch)), wide.clipped(*seen(batch)), strict=True):
-        assert not (wide_flag & ~narrow_flag)[batch.mask].any()
-
-
 # ---- objectives: gradients -------------------------------------------------------------------------------------------
 
 
@@ -184,8 +96,8 @@ def test_gradient_under_its_own_correction(name: str, batch: Batch) -> None:
     torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-14)
 
 
-def test_the_tables_bind() -> None:
-    """On moderate batches each bound of the tables binds for some tokens and not for all: or they would show little."""
+def test_the_corrections_tables_bind() -> None:
+    """On moderate batches each bound of the table binds for some tokens and not for all: or it would show little."""
     for name, row in CORRECTION_ROWS.items():
         flags = []
         for seed in range(8):
@@ -193,13 +105,6 @@ def test_the_tables_bind() -> None:
             flags += (fix.truncated(gap, mask) | ~fix.keep(gap, mask)[:, None])[mask].tolist()
         assert any(flags) == (row.tight is not None)
         assert not all(flags)
-    for row in REGION_ROWS.values():
-        for i in range(2 if row.bounded else 0):
-            flags = [
-                f for seed in range(8) for f in row.tight.clipped(*seen(make_batch(seed)))[i][make_batch(seed).mask]
-            ]
-            assert any(flags)
-            assert not all(flags)
 
 
 def hessian(objective: Objective, batch: Batch) -> Tensor:
@@ -258,8 +163,10 @@ def test_only_pi_carries_a_gradient(name: str, batch: Batch) -> None:
     assert [x.grad for x in (old, mu, A)] == [None, None, None]
 
 
-@pytest.mark.parametrize("name", [n for n, row in PRESET_ROWS.items() if not (row.scored or row.replayed)])
-@pytest.mark.parametrize("correction_name", ["none", "token_tis", "minpro", "seq_mis"])
+@pytest.mark.parametrize(
+    ("name", "correction_name"),
+    [(n, c) for i, n in enumerate(DIFFERENTIABLE) for c in ("none", ("token_tis", "minpro", "seq_mis")[i % 3])],
+)
 def test_finite_differences(name: str, correction_name: str) -> None:
     """For objectives whose value is differentiable in pi, autograd agrees with central differences off the kinks."""
     batch, objective = make_batch(3, B=3, T=4), tuned(name, correction_name)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
 import torch
 
 from theory.algorithm import Algorithm, Oversampling
-from theory.contracts import Draw, Prompt, Response, RolloutEngine, Rollouts, Sampling
+from theory.contracts import Prompt, Response, RolloutEngine, Rollouts, Sampling
 from theory.joining import Parts, join
 from theory.loop import Collected, collect
 from theory.objectives import preset
@@ -23,6 +25,13 @@ STOP, LONGEST = 1, 200
 P, G, EXTRA = 4, 2, 3
 
 
+@cache
+def length_of(seed: int) -> int:
+    """The length of the whole response of that stream: geometric with mean 10."""
+    u = float(torch.rand((), generator=stream(seed, "length"), dtype=torch.float64))
+    return min(LONGEST, 1 + int(math.log(u) / math.log(0.9)))
+
+
 @dataclass
 class Lockstep:
     """Ends a response with probability 1/10 after every token, drawn from its own stream; a token says its position.
@@ -31,39 +40,29 @@ class Lockstep:
     """
 
     version: int = 0
-    room: int | None = None
+    room: int = 1000
     calls: list[Sampling] = field(default_factory=list)
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         self.calls.append(sampling)
-        own = [self._length(draw) - draw.first for draw in sampling.draws]
-        groups, t = OpenGroups(sampling), 0
-        room = len(own) if self.room is None else self.room
-        lengths = [0] * len(own)
+        own = [length_of(draw.seed) - draw.first for draw in sampling.draws]
+        groups, lengths = OpenGroups(sampling), [0] * len(own)
         while any(have < want for have, want in zip(lengths, own, strict=True)) and not groups.are_enough_complete:
-            running = [b for b, have in enumerate(lengths) if have < own[b]][:room]
+            running = [b for b, have in enumerate(lengths) if have < own[b]][: self.room]
             for b in running:
                 lengths[b] += 1
             groups.end([b for b in running if lengths[b] == own[b]])
-            t += 1
         responses = []
         for prompt, draw, want, have in zip(prompts, sampling.draws, own, lengths, strict=True):
             assert draw.first == len(prompt.tokens) - 1
             tokens = torch.arange(draw.first, draw.first + have) + 2
-            is_limit = draw.first + want == LONGEST
-            finish = "abort" if have < want else "length" if is_limit else "stop"
-            is_response = torch.ones(have, dtype=torch.bool)
-            responses.append(Response(prompt, tokens, -1.0 / tokens, is_response, finish, self.version))
+            finish = "abort" if have < want else "length" if draw.first + want == LONGEST else "stop"
+            sampled = torch.ones_like(tokens, dtype=torch.bool)
+            responses.append(Response(prompt, tokens, -1.0 / tokens, sampled, finish, self.version))
         return Rollouts(tuple(responses))
 
     def load_weights(self, named_tensors, version: int) -> None:
         self.version = version
-
-    @staticmethod
-    def _length(draw: Draw) -> int:
-        """The whole response's length: geometric, from its stream alone."""
-        u = torch.rand((), generator=stream(draw.seed, "length"), dtype=torch.float64)
-        return min(LONGEST, 1 + int(torch.log(u) / torch.log(torch.tensor(0.9, dtype=torch.float64))))
 
 
 class Numbered:
@@ -103,13 +102,7 @@ def numbers(collected: Collected) -> list[int]:
 
 def whole(number: int) -> list[int]:
     """The lengths of a group's responses, sampled without interruption."""
-    groups = Backlog(number).groups
-    assert groups == ()
-    engine = Lockstep()
-    found = collect(0, algorithm(num_prompts=1), engine, Numbered(), 5, Backlog(number))
-    assert numbers(found) == [number] or found.backlog is not None
-    draws = [draw for draw in engine.calls[0].draws if draw.group == 0]
-    return [Lockstep._length(draw) for draw in draws]
+    return [length_of(derive_seed(5, "rollout", number, i)) for i in range(G)]
 
 
 # -- the groups
@@ -130,8 +123,7 @@ def test_every_group_is_trained_on_once_and_whole() -> None:
     """Kept responses lose and repeat nothing: over many steps each group number is in one batch or in the backlog, the
     oldest complete ones first, and every trained response has the tokens, 2, 3, ..., of an uninterrupted one."""
     found = steps(algorithm(), 60)
-    trained = [n for collected in found for n in numbers(collected)]
-    left = found[-1].backlog
+    trained, left = [n for collected in found for n in numbers(collected)], found[-1].backlog
     assert left is not None
     assert sorted([*trained, *(group.number for group in left.groups)]) == list(range(left.next_number))
     for collected in found:

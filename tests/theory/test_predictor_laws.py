@@ -1,8 +1,8 @@
 """Laws of the predictor: a convex loss that reaches nothing else, a linear drift learnt exactly, folding, sampling.
 
 That a zero predictor is no predictor (Pr2 is R2 and Pr3 is R3, bit for bit) stands in tests/theory/test_replay.py for
-one pass and in tests/sandbox/training/test_modes.py for whole steps. Paper: Pr2 (arXiv 2606.00395) sec. 4, App. B, E
-and G.
+one pass and in tests/sandbox/training/test_predictive_replay.py for whole steps. Paper: Pr2 (arXiv 2606.00395) sec. 4,
+App. B, E and G.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, groupby
+from typing import Any
 
 import pytest
 import torch
@@ -50,15 +51,13 @@ class Engine:
             own = stream(derive_seed(sampling.seed, b) if draw is None else draw.seed, "test")
             prompt, tokens = prompts[b // sampling.num_responses], []
             while len(tokens) < limit and STOP not in tokens:
-                tokens.append(
-                    STOP if torch.rand((), generator=own) < 1 / 3 else int(torch.randint(2, 6, (), generator=own))
-                )
+                has_ended = torch.rand((), generator=own) < 1 / 3
+                tokens.append(STOP if has_ended else int(torch.randint(2, 6, (), generator=own)))
             logp = [logp_of((*prompt.tokens, *tokens[:t]), token) for t, token in enumerate(tokens)]
             finish = "stop" if STOP in tokens else "length"
             is_response = torch.ones(len(tokens), dtype=torch.bool)
-            responses.append(
-                Response(prompt, torch.tensor(tokens), torch.tensor(logp), is_response, finish, 50 - len(self.calls))
-            )
+            numbers = torch.tensor(tokens), torch.tensor(logp)
+            responses.append(Response(prompt, *numbers, is_response, finish, 50 - len(self.calls)))
         return Rollouts(tuple(responses), self._record(responses), self._features(responses, sampling))
 
     def load_weights(self, named_tensors, version: int) -> None:
@@ -112,6 +111,11 @@ class Plain:
 SAMPLING = Sampling(max_tokens=30, num_responses=3, seed=7, num_features=4)
 
 
+def mixed(engine: Engine | None = None, **changes: Any) -> Rollouts:
+    """Conversations of one to five turns."""
+    return roll_out(engine or Engine(), Echo(3, 0, 4, 1), PROMPTS, replace(SAMPLING, **changes), max_turns=5)
+
+
 def turns_of(response: Response) -> list[tuple[int, int]]:
     """[start, stop) of every turn: up to its end token, and past the observation."""
     spans, start = [], 0
@@ -160,10 +164,8 @@ def test_what_mu_sampled_and_what_came_back(answers, max_turns: int, max_tokens:
 def test_the_budget_counts_everything_after_the_prompt(answers, max_turns: int, max_tokens: int, seed: int) -> None:
     """A response never exceeds max_tokens or max_turns and ends with a sampled token; it says "length" just where the
     policy did not end its turn, or where the task would have gone on."""
-    task = Echo(*answers)
-    for response in roll_out(
-        Engine(), task, PROMPTS, replace(SAMPLING, max_tokens=max_tokens, seed=seed), max_turns
-    ).responses:
+    task, sampling = Echo(*answers), replace(SAMPLING, max_tokens=max_tokens, seed=seed)
+    for response in roll_out(Engine(), task, PROMPTS, sampling, max_turns).responses:
         turns, has_ended = turns_of(response), int(response.tokens[-1]) == STOP
         assert 1 <= len(response.tokens) <= max_tokens and len(turns) <= max_turns and response.is_response[-1]
         observation = task.observe(response.prompt, response)
@@ -176,7 +178,7 @@ def test_the_budget_counts_everything_after_the_prompt(answers, max_turns: int, 
 
 def test_a_row_is_of_the_turn_that_sampled_its_successor() -> None:
     """S - 1 rows; turn n's end before its last token, and the observation's rows are those of the turn that read it."""
-    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, max_turns=5)
+    rollouts = mixed()
     record = rollouts.experts
     assert record is not None and record.layer_numbers == (4,)
     longest = 0
@@ -188,21 +190,23 @@ def test_a_row_is_of_the_turn_that_sampled_its_successor() -> None:
         ]
         assert record.rows(b)[:, 0, 0].tolist() == list(range(response.num_tokens - 1))
         assert (record.rows(b)[:, 0, 1] - 60).tolist() == calls
+        # Weights may change between turns: the version is the smallest, here that of the last call.
+        assert response.version == 50 - len(turns)
         longest = max(longest, len(turns))
     assert longest == 5
-    assert roll_out(Engine(has_record=False), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, 5).experts is None
+    assert mixed(Engine(has_record=False)).experts is None
 
 
 def test_a_response_does_not_depend_on_which_others_go_on() -> None:
     """Where the other prompts' conversations end at once, or continue longer, a response keeps all its bits."""
-    mixed = roll_out(Engine(), Echo(3, 1, 4, 2), PROMPTS, SAMPLING, max_turns=5)
+    whole = roll_out(Engine(), Echo(3, 1, 4, 2), PROMPTS, SAMPLING, max_turns=5)
     for kept in range(4):
         for others in (0, 4):
             counts = [others] * 4
             counts[kept] = (3, 1, 4, 2)[kept]
             again = roll_out(Engine(), Echo(*counts), PROMPTS, SAMPLING, max_turns=5)
             for b in range(3 * kept, 3 * kept + 3):
-                a, c = mixed.responses[b], again.responses[b]
+                a, c = whole.responses[b], again.responses[b]
                 assert torch.equal(a.tokens, c.tokens) and torch.equal(a.logp_mu, c.logp_mu) and a.finish == c.finish
 
 
@@ -224,7 +228,7 @@ def test_turns_and_responses_draw_apart() -> None:
 
 def test_turns_are_counted_where_a_recipe_has_them() -> None:
     """turns/mean counts what mu said between observations (an empty one parts nothing); one turn has no such metric."""
-    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, max_turns=5)
+    rollouts = mixed()
     turns = [sum(sampled for sampled, _ in groupby(r.is_response.tolist())) for r in rollouts.responses]
     rewards_B = torch.zeros(len(turns))
     assert len(set(turns)) > 2
@@ -232,16 +236,9 @@ def test_turns_are_counted_where_a_recipe_has_them() -> None:
     assert "turns/mean" not in rollout_metrics(rollouts, rewards_B, max_turns=1)
 
 
-def test_the_version_is_the_oldest_that_sampled() -> None:
-    """Weights may change between turns: a response says the smallest version of its turns."""
-    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, max_turns=5)
-    for response in rollouts.responses:
-        assert response.version == 50 - len(turns_of(response))
-
-
 def test_features_stand_on_sampled_tokens_alone() -> None:
     """At most num_features rows, all of them predicting sampled tokens, with the values of their own turn."""
-    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, SAMPLING, max_turns=5)
+    rollouts = mixed()
     features = rollouts.features
     assert features is not None and features.hidden is not None
     for b, response in enumerate(rollouts.responses):
@@ -250,7 +247,7 @@ def test_features_stand_on_sampled_tokens_alone() -> None:
         assert rows == sorted(set(rows)) and set(rows) <= set(own) and len(rows) == min(4, len(own))
     assert torch.equal(features.hidden[:, 0, 0], features.rows.double())
     assert torch.equal(features.logits[:, 0, 0], features.rows + 0.5)
-    assert roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, replace(SAMPLING, num_features=0), 5).features is None
+    assert mixed(num_features=0).features is None
 
 
 def test_features_are_uniform_over_all_turns() -> None:
@@ -281,7 +278,7 @@ def test_features_are_uniform_over_all_turns() -> None:
 
 def test_the_loops_own_feature_rows_leave_observations_out() -> None:
     """Where the engine drew none, rows are drawn among those that predict sampled tokens: all of them, if few."""
-    rollouts = roll_out(Engine(), Echo(3, 0, 4, 1), PROMPTS, replace(SAMPLING, num_features=0), max_turns=5)
+    rollouts = mixed(num_features=0)
     algorithm = Algorithm(preset("minirl"), mode="Pr2")
     assert any(not r.is_response.all() for r in rollouts.responses)
     for response, rows in zip(rollouts.responses, feature_rows(0, algorithm, rollouts, seed=0), strict=True):
@@ -292,10 +289,8 @@ def test_the_loops_own_feature_rows_leave_observations_out() -> None:
 @given(answers=answers, seed=st.integers(0, 99))
 def test_a_written_response_is_masked_as_a_sampled_one(answers, seed: int) -> None:
     """From the tokens alone the task says which are observations, and refuses one that it would not have made."""
-    task = Echo(*answers)
-    for response in roll_out(
-        Engine(), task, PROMPTS, replace(SAMPLING, seed=seed, max_tokens=60), max_turns=9
-    ).responses:
+    task, sampling = Echo(*answers), replace(SAMPLING, seed=seed, max_tokens=60)
+    for response in roll_out(Engine(), task, PROMPTS, sampling, max_turns=9).responses:
         tokens = response.tokens.tolist()
         mask = sampled_tokens(task, response.prompt, tokens, STOP)
         assert torch.equal(mask, response.is_response)

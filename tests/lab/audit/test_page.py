@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from lab.audit.table import at_longest, at_middle, ratios, tidy
 from lab.audit.words import headline, sentences
 from lab.config.load import to_yaml
 from lab.report.style import number
-from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
+from tests.lab.browser import Page, payload, probed
 
 pytestmark = pytest.mark.unchecked
 
@@ -109,15 +108,10 @@ setTimeout(() => {
 """
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_a_browser_shows_one_slice_at_a_time(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "is_dark"), [(400, True), (1280, False)])
+def test_a_browser_shows_one_slice_at_a_time(html: str, tmp_path: Path, width: int, is_dark: bool) -> None:
     """Choosing other policies redraws figures, table and legend without a word on the console; nothing overflows."""
-    (tmp_path / "report.html").write_text(with_script(html, PROBE))
-    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
-    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    dom, console = browse(tmp_path / "frame.html", tmp_path, "--window-size=1400,1000", *dark)
-    found = json.loads(attribute_in(dom, "data-found"))
-    assert console == []
+    found = probed(html, PROBE, tmp_path, width, is_dark)
     # The bigram policies have one length, so no figure over lengths, and two objectives at four pairs of distances.
     assert int(found["drawn"]) == found["shown"] == len(FIGURES) - 1 + 12
     assert found["names"] == ["none", "token"] and found["rows"] == 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from lab.flow.figures import curves, reward_maps
 from lab.flow.page import render
 from lab.flow.table import focus
 from lab.flow.words import headline, sentences, turns
-from tests.lab.test_report import FRAME, Page, attribute_in, browse, payload, with_script
+from tests.lab.browser import Page, payload, probed
 
 CONFIG = """
 name: tiny
@@ -141,13 +140,9 @@ setTimeout(() => {
 """
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
-def test_a_browser_shows_the_chosen_error(html: str, tmp_path: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "is_dark"), [(400, True), (1280, False)])
+def test_a_browser_shows_the_chosen_error(html: str, tmp_path: Path, width: int, is_dark: bool) -> None:
     """Another engine error redraws curves and table without a word on the console; nothing overflows."""
-    (tmp_path / "report.html").write_text(with_script(html, PROBE))
-    (tmp_path / "frame.html").write_text(FRAME.format(width=width))
-    dark = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    dom, console = browse(tmp_path / "frame.html", tmp_path, "--window-size=1400,1000", *dark)
-    found = json.loads(attribute_in(dom, "data-found"))
-    assert console == [] and found["shown"] == found["all"] > 8
-    assert found["rows"] == 3 and found["overflow"] == 0 and found["outside"] == 0
+    found = probed(html, PROBE, tmp_path, width, is_dark)
+    assert found["shown"] == found["all"] > 8 and found["rows"] == 3
+    assert found["overflow"] == 0 and found["outside"] == 0

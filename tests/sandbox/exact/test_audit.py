@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from sandbox.engines import EngineConfig
-from sandbox.engines.stale_weights import StaleWeights
 from sandbox.exact import audit
 from sandbox.exact.audit import ENGINES, RoutedProblem, moe_problem
 from sandbox.exact.routed_policy import RoutedPolicy, exact_rollouts, natural_logp
 from sandbox.model import MoE
-from sandbox.model.config import ModelConfig
 from sandbox.training.engine import SandboxTrainingEngine
 from tests.sandbox.exact.tree_world import (
     PROMPT,
     REWARD_Y,
     ROUNDING,
-    SEED,
-    STALENESS,
     TOKEN_IS,
     TREE,
+    World,
     furthest,
     same_edges,
 )
@@ -35,39 +32,6 @@ from theory.exact.problem import true_gradient, value
 from theory.routing.measures import difference_counts
 from theory.routing.passes import MODES, Mode, RoutingPlan
 from theory.streams import stream
-
-
-@dataclass(frozen=True)
-class World:
-    """One model, a step of its weights, and every engine under every mode, with the step (`off`) and without (`on`)."""
-
-    model: MoE
-    step_Q: Tensor
-    target: RoutedPolicy
-    off: dict[tuple[str, Mode], RoutedProblem]
-    on: dict[tuple[str, Mode], RoutedProblem]
-
-    @property
-    def now(self) -> MoE:
-        return audit.moved(self.model, self.step_Q)
-
-
-@pytest.fixture(scope="module")
-def world() -> World:
-    model = audit.tiny_moe(4, stream(SEED, "model"))
-    direction_Q = audit.random_direction(model, stream(SEED, "direction"))
-    step_Q = audit.step_at(model, direction_Q, TREE, PROMPT, STALENESS)
-    off, on = {}, {}
-    for name, mode, problem in audit.moe_cells(model, TREE, PROMPT, REWARD_Y, step_Q=step_Q):
-        off[name, mode] = problem
-    engines = {name: ENGINES[name] for name in ("exact", "weights-fp8", "router-noise")}
-    modes: tuple[Mode, ...] = ("none", "R2", "R3")
-    for name, mode, problem in audit.moe_cells(model, TREE, PROMPT, REWARD_Y, engines=engines, modes=modes):
-        on[name, mode] = problem
-    target = off["exact", "none"].target
-    assert isinstance(target, RoutedPolicy)
-    return World(model, step_Q, target, off, on)
-
 
 # ---- what the policies are -------------------------------------------------------------------------------------------
 
@@ -319,23 +283,3 @@ def test_known_policies_are_recognised_by_their_routes(world: World) -> None:
     )  # fmt: skip
     assert fresh.trained is not None and r2.trained is not None and fresh.trained is not r2.trained
     assert same_edges(fresh.trained.logp(), r2.trained.logp())
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_is_refused(world: World) -> None:
-    """A predictor under the wrong mode, a dense model, stale weights and a short step are each named."""
-    model, rest = world.model, (TREE, PROMPT, REWARD_Y)
-    with pytest.raises(ValueError, match=r"predictor: expected one .* got none under Pr2"):
-        moe_problem(model, EngineConfig(), "Pr2", *rest)
-    with pytest.raises(ValueError, match=r"predictor: .* got one for layers \[0\] under R2"):
-        moe_problem(model, EngineConfig(), "R2", *rest, predictor={0: torch.zeros(8, 4, dtype=torch.float64)})
-    with pytest.raises(ValueError, match=r"step_Q: expected 2104 numbers, .* got 3"):
-        moe_problem(model, EngineConfig(), "none", *rest, step_Q=torch.zeros(3, dtype=torch.float64))
-    stale = EngineConfig(defects=(StaleWeights(versions=1),))
-    with pytest.raises(ValueError, match=r"engine: expected none with stale weights"):
-        moe_problem(model, stale, "none", *rest)
-    dense = MoE(ModelConfig(4, 8, 1, 2, 1, 4, dense_size=8, dense_layers=(0,)), stream(0, "dense")).double()
-    with pytest.raises(ValueError, match="model: expected at least 1 MoE layer, got 0"):
-        moe_problem(dense, EngineConfig(), "none", *rest)

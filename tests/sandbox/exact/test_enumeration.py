@@ -6,10 +6,22 @@ import pytest
 import torch
 
 from sandbox.engines import EngineConfig, RouterNoise
+from sandbox.engines.stale_weights import StaleWeights
 from sandbox.exact.audit import moe_problem, tiny_moe
 from sandbox.exact.routed_policy import exact_rollouts, rollout_engine, routed_policy, target_policy
 from sandbox.model import MoE
-from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, ROUNDING, TOKEN_IS, TREE, furthest, loaded, same_edges
+from sandbox.model.config import ModelConfig
+from tests.sandbox.exact.tree_world import (
+    PROMPT,
+    REWARD_Y,
+    ROUNDING,
+    TOKEN_IS,
+    TREE,
+    World,
+    furthest,
+    loaded,
+    same_edges,
+)
 from theory.contracts import Sampling
 from theory.exact.estimator import estimate
 from theory.exact.groups import Group
@@ -86,3 +98,20 @@ def test_another_tree_is_refused() -> None:
         loaded(model(), "exact").enumerate(PROMPT, PrefixTree(5, 2, has_end=True))
     with pytest.raises(ValueError, match=r"\(4, 3\) as the engine's, got \(4, None\)"):
         loaded(model(), "exact").enumerate(PROMPT, PrefixTree(4, 2))
+
+
+def test_what_does_not_fit_is_refused(world: World) -> None:
+    """A predictor under the wrong mode, a dense model, stale weights and a short step are each named."""
+    weights, rest = world.model, (TREE, PROMPT, REWARD_Y)
+    with pytest.raises(ValueError, match=r"predictor: expected one .* got none under Pr2"):
+        moe_problem(weights, EngineConfig(), "Pr2", *rest)
+    with pytest.raises(ValueError, match=r"predictor: .* got one for layers \[0\] under R2"):
+        moe_problem(weights, EngineConfig(), "R2", *rest, predictor={0: torch.zeros(8, 4, dtype=torch.float64)})
+    with pytest.raises(ValueError, match=r"step_Q: expected 2104 numbers, .* got 3"):
+        moe_problem(weights, EngineConfig(), "none", *rest, step_Q=torch.zeros(3, dtype=torch.float64))
+    stale = EngineConfig(defects=(StaleWeights(versions=1),))
+    with pytest.raises(ValueError, match=r"engine: expected none with stale weights"):
+        moe_problem(weights, stale, "none", *rest)
+    dense = MoE(ModelConfig(4, 8, 1, 2, 1, 4, dense_size=8, dense_layers=(0,)), stream(0, "dense")).double()
+    with pytest.raises(ValueError, match="model: expected at least 1 MoE layer, got 0"):
+        moe_problem(dense, EngineConfig(), "none", *rest)

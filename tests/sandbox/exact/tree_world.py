@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sandbox.engines.engine import SandboxEngine
-from sandbox.exact.audit import ENGINES
-from sandbox.exact.routed_policy import rollout_engine
+from sandbox.exact.audit import ENGINES, RoutedProblem, moved
+from sandbox.exact.routed_policy import RoutedPolicy, rollout_engine
 from sandbox.model import MoE
 from theory.contracts import Prompt
 from theory.exact.tree import PrefixTree
 from theory.objectives import correction, preset
+from theory.routing.passes import Mode
 from theory.streams import stream
 
 TREE = PrefixTree(num_tokens=4, max_length=3, has_end=True)
@@ -42,3 +44,18 @@ def same_edges(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
 def furthest(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """The largest difference."""
     return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True))
+
+
+@dataclass(frozen=True)
+class World:
+    """One model, a step of its weights, and every engine under every mode, with the step (`off`) and without (`on`)."""
+
+    model: MoE
+    step_Q: Tensor
+    target: RoutedPolicy
+    off: dict[tuple[str, Mode], RoutedProblem]
+    on: dict[tuple[str, Mode], RoutedProblem]
+
+    @property
+    def now(self) -> MoE:
+        return moved(self.model, self.step_Q)

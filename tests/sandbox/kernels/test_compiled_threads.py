@@ -21,6 +21,7 @@ from sandbox.kernels import EAGER
 from sandbox.kernels.compiled.build import library
 from sandbox.model.kv_cache import KVCache
 from sandbox.run import run
+from tests import forks
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, engine, model, trainer
 from tests.sandbox.engines import test_defect_chain as chain
@@ -200,21 +201,12 @@ def num_threads() -> int:
 
 def in_a_fork(call) -> bool:
     """Whether `call` is true in a forked child; one that takes longer than 30 seconds hangs, and is killed."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if call() else 1
-        finally:
-            os._exit(code)
-    for _ in range(3000):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) == 0
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return False
+
+    def act() -> int:
+        signal.alarm(30)
+        return 0 if call() else 1
+
+    return forks.end(forks.begin(act, Path(os.devnull))) == 0
 
 
 def test_a_forked_child_has_threads_of_its_own():

@@ -14,7 +14,7 @@ from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.power import needs
 from sandbox.ledger.verdicts import Finding, findings
-from tests.lab.test_report import Page, browse, payload
+from tests.lab.browser import Page, browse, payload
 
 CHOSEN = tuple(claim for claim in CLAIMS if claim.number in (3, 5, 9, 17, 20, 34))
 SEEDS = range(3)

@@ -1,4 +1,4 @@
-"""Laws of sandbox/ledger/verdicts.py, claim.py and measures.py: from rows to one decision per claim."""
+"""Laws of sandbox/ledger/verdicts.py and claim.py: from rows to one decision per claim."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.claims import REGIMES
-from sandbox.ledger.cells import NUM_WINDOWS, key
+from sandbox.ledger.cells import key
 from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
 from sandbox.ledger.course import COLLAPSED, LASTING
-from sandbox.ledger.measures import KL_RISE, STEP_SECONDS, SURVIVAL, between, probe
 from sandbox.ledger.statistics import Expected
 from sandbox.ledger.summary import waiting_text
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, findings
@@ -264,54 +263,3 @@ def test_times_of_other_kernels_are_not_compared() -> None:
     rows[key(REGIME, THEIRS, FRESH + 3)]["compiled"] = False
     (found,) = findings([claim], [REGIME], rows)
     assert len(found.outcomes[0].values) == 4 and found.word is None
-
-
-def _row(**series: Sequence[float]) -> dict[str, Any]:
-    full = {name: [*values, *[None] * (NUM_WINDOWS - len(values))] for name, values in series.items()}
-    return {"series": full, "first_step": None, "num_steps": 100, "probes": {}}
-
-
-def test_survival_is_the_part_of_the_run_before_its_first_reason() -> None:
-    """1 where no rule fired; (first step - 1) / steps where one did."""
-    assert SURVIVAL.of(_row()) == 1.0
-    assert SURVIVAL.of(_row() | {"first_step": 51}) == 0.5
-    assert SURVIVAL.of(_row() | {"first_step": 1}) == 0.0
-
-
-def test_a_run_that_stopped_keeps_its_last_value() -> None:
-    """Where the asked windows are empty, the last value before them stands; without any, there is no number."""
-    name = "reward/mean"
-    last = between(name, 0.75, 1.0, "w", "1")
-    whole = _row(**{name: [0.1] * 15 + [0.5] * 5})
-    assert last.of(whole) == pytest.approx(0.5)
-    assert last.of(_row(**{name: [0.1, 0.2, 0.3]})) == 0.3
-    assert math.isnan(last.of(_row()))
-    assert between(name, 0.0, 0.1, "w", "1").of(whole) == pytest.approx(0.1)
-
-
-def test_the_rise_of_the_kl_is_over_its_beginning() -> None:
-    """The largest window over the mean of the first two; no number where it begins at 0."""
-    name = "rollout_corr/k3_kl"
-    assert KL_RISE.of(_row(**{name: [1.0, 3.0, 20.0, 4.0]})) == 10.0
-    assert math.isnan(KL_RISE.of(_row(**{name: [0.0, 0.0, 20.0]})))
-
-
-def test_the_time_of_a_step_is_the_processors() -> None:
-    """CPU seconds over the steps that were taken; none for a run that was resumed, or that has no such field."""
-    assert STEP_SECONDS.of(_row() | {"cpu_seconds": 50.0, "last_step": 25}) == 2.0
-    assert math.isnan(STEP_SECONDS.of(_row() | {"cpu_seconds": None, "last_step": 25}))
-    assert math.isnan(STEP_SECONDS.of(_row() | {"last_step": 25}))
-
-
-def test_a_probe_that_found_nothing_is_no_number() -> None:
-    """null in a row is nan; what was found is itself."""
-    measure = probe("p", "words", "1")
-    assert math.isnan(measure.of(_row()))
-    assert measure.of(_row() | {"probes": {"p": 0.25}}) == 0.25
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0.5, 0.5), (-0.1, 1.0), (0.5, 1.1), (0.51, 0.52)])
-def test_windows_that_hold_nothing_are_refused(start: float, stop: float) -> None:
-    """A measure over no window is a ValueError."""
-    with pytest.raises(ValueError, match="start, stop"):
-        between("x", start, stop, "w", "1")

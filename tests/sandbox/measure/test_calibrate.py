@@ -14,6 +14,7 @@ from lab.traces import Trace
 from sandbox.config import SandboxRun
 from sandbox.engines import ActivationPrecision, LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
+from sandbox.engines.engine import SandboxEngine
 from sandbox.measure.calibrate import (
     FORMATS,
     TAUS,
@@ -26,6 +27,7 @@ from sandbox.measure.calibrate import (
     target_of,
 )
 from sandbox.measure.defect_table import Bench
+from theory.contracts import Rollouts, TokenScores
 from theory.routing.passes import RoutingPlan
 
 # A fresh model of 32 units: a batch of some 1000 tokens in a tenth of a second, and routers near their margins.
@@ -34,9 +36,27 @@ OVERRIDES = ("--algorithm.batch.num_prompts", "32", "--algorithm.sampling.max_to
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
+    """One model for all fits, which try the same engines on the same draws: each is sampled and scored once."""
     config = load("configs/smoke.yaml", OVERRIDES, Schemas())
     assert isinstance(config, SandboxRun)
-    return Bench(config, num_steps=0)
+    made = Bench(config, num_steps=0)
+    sample, score = made.sample, made.trainer.score
+    sampled: dict[tuple[str, int], Rollouts] = {}
+    scored: dict[int, TokenScores] = {}
+
+    def sample_once(engine: SandboxEngine, draw: int) -> Rollouts:
+        key = repr(engine.defects), draw
+        if key not in sampled:
+            sampled[key] = sample(engine, draw)
+        return sampled[key]
+
+    def score_once(rollouts: Rollouts, routing: RoutingPlan) -> TokenScores:
+        if id(rollouts) not in scored:
+            scored[id(rollouts)] = score(rollouts, routing)
+        return scored[id(rollouts)]
+
+    vars(made)["sample"], vars(made.trainer)["score"] = sample_once, score_once
+    return made
 
 
 EVERY = dict.fromkeys(("k3 KL", "routers that differ", *(f"F({tau:g})" for tau in TAUS)), 0.0)

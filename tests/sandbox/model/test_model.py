@@ -73,42 +73,6 @@ def test_right_padding_changes_no_bit(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_decode_equals_prefill_at_every_position_with_ragged_prompts(name):
-    """Prompts of lengths 1, 9 and 5 prefilled together, then decoded token by token: the bits of the full pass."""
-    model, t = build(name), tokens(3, 40)
-    lengths = torch.tensor([1, 9, 5])
-    with torch.no_grad():
-        whole = model(t)
-        cache = KVCache(model.config, 3, 40)
-        first = model(t[:, :9], cache=cache)
-        for b, n in enumerate(lengths.tolist()):
-            assert torch.equal(first[b, :n], whole[b, :n])
-        cache.truncate(lengths)
-        for step in range(31):
-            position = lengths + step
-            logits = model(t.gather(1, position[:, None]), cache=cache)
-            assert torch.equal(logits[:, 0], whole[torch.arange(3), position])
-        assert cache.lengths_B.tolist() == (lengths + 31).tolist()
-
-
-def test_a_cache_continues_in_chunks_and_groups_and_drops_rows():
-    """Prefill once, repeat for a group, feed chunks, drop finished rows: the bits of the full pass all the way."""
-    model, t = build("qwen3"), tokens(6, 30)
-    t[1::2, :10] = t[::2, :10]  # pairs share a prompt
-    with torch.no_grad():
-        whole = model(t)
-        cache = KVCache(model.config, 3, 30)
-        model(t[::2, :10], cache=cache)
-        cache = cache.repeat(2)
-        assert torch.equal(model(t[:, 10:17], cache=cache), whole[:, 10:17])
-        kept = torch.tensor([4, 1])
-        cache = cache.select(kept)
-        assert torch.equal(model(t[kept, 17:18], cache=cache), whole[kept, 17:18])
-        # Writing again at an earlier position replaces what stood there.
-        assert torch.equal(model(t[kept, 12:14], cache=cache, positions_B=torch.tensor([12, 12])), whole[kept, 12:14])
-
-
-@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_of_selected_rows_equal_the_full_pass(name):
     """forward is logits of forward_hidden, and each row may be asked for alone."""
     model, t = build(name), tokens(4, 11)
@@ -279,20 +243,6 @@ def test_numerics_touch_every_site():
         return attention + router + mlp + mlp + [("in", "shared_gate"), ("out", "shared_gate")]
 
     assert counting.seen == layer(0) + layer(1) + layer(2) + [("in", "head"), ("out", "head")]
-
-
-def test_cached_keys_pass_through_kv():
-    """`kv` returns the cache's contents, which later tokens see."""
-
-    class Forgetful(Numerics):
-        def kv(self, k_BSHd, v_BSHd):
-            return k_BSHd, torch.zeros_like(v_BSHd)
-
-    model, t = build("qwen3"), tokens(2, 6)
-    cache = KVCache(model.config, 2, 6)
-    with torch.no_grad():
-        model(t, numerics=Forgetful(), cache=cache)
-    assert not cache.v_LBhCd.any() and cache.k_LBhCd[:, :, :, :6].abs().min() > 0
 
 
 @pytest.mark.parametrize(

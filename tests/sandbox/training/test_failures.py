@@ -8,6 +8,7 @@ import json
 import math
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ logging: {loggers: []}
 def _config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nothing stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("config.yaml").write_text(CONFIG)
+        assert train() == 0
+        (found,) = folders()
+    return RunFolder(folder / found)
+
+
+@pytest.fixture
+def killed(whole: RunFolder) -> RunFolder:
+    """Its copy here, as of a run that was killed before its end."""
+    path = Path("runs/failing") / whole.path.name
+    shutil.copytree(whole.path, path)
+    (path / "verdict.json").unlink()
+    return RunFolder(path)
 
 
 def train(*words: str) -> int:
@@ -85,11 +107,9 @@ def largest_file(num_bytes: int):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_stops_the_run_and_it_goes_on_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_stops_the_run_and_it_goes_on_later(whole: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """Whichever file the disk has no room for (config, checkpoint, report), the run ends in one line that names it;
     what is there is whole, and with room again the run continues to the bits of one that was never stopped."""
-    assert train() == 0
-    (whole,) = map(RunFolder, folders())
     sizes = {p.name: p.stat().st_size for p in whole.path.rglob("*") if p.is_file()}
     # A report's size differs by some digits from run to run: its panel of stages holds times.
     report = sizes["report.html"] - 10_000
@@ -119,11 +139,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[
     assert Path("taken").read_text() == "mine"
 
 
-def test_a_damaged_checkpoint_stops_a_resume(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_stops_a_resume(killed: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """One changed byte of either part of the newest checkpoint: its file is named, and the record stays as it was."""
-    assert train() == 0
-    (folder,) = folders()
-    (folder / "verdict.json").unlink()  # as a run that was killed before its end
+    folder = killed.path
     for part in ("tensors.safetensors", "state.json"):
         path = folder / "checkpoints" / "step-000003" / part
         good = path.read_bytes()
@@ -136,12 +154,9 @@ def test_a_damaged_checkpoint_stops_a_resume(capsys: pytest.CaptureFixture[str])
     assert train("--resume") == 0
 
 
-def test_a_run_that_lost_its_records_is_not_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_lost_its_records_is_not_resumed(killed: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A tensor that is gone from a checkpoint is named; a run without metrics.jsonl is refused, and stays as it is."""
-    assert train() == 0
-    (folder,) = map(RunFolder, folders())
-    (folder.path / "verdict.json").unlink()
-    checkpoint = folder.latest_checkpoint()
+    folder, checkpoint = killed, killed.latest_checkpoint()
     assert checkpoint is not None
     for name in ("num_updates", next(name for name in checkpoint.tensors if name.startswith("optimizer.exp_avg_sq."))):
         rest = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}

@@ -1,0 +1,171 @@
+"""What the importers refuse: each lack and each wrong value is a line with the file, the row and the field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from firstorder.cli import main
+from lab.doctor.importers import load_trace
+from tests.lab.doctor.test_importers import ROWS, write_jsonl, write_slime
+
+
+def without(*names: str) -> list[dict[str, Any]]:
+    """The rows without these fields."""
+    return [{name: value for name, value in row.items() if name not in names} for row in ROWS]
+
+
+class Elsewhere:
+    """A class that a file must not be able to call."""
+
+
+def samples(**changes: Any) -> dict[str, Any]:
+    rows = [
+        {"tokens": r["tokens"], "response_length": len(r["logp_mu"]), "rollout_log_probs": r["logp_mu"]} for r in ROWS
+    ]
+    return {"rollout_id": 3, "samples": [row | changes for row in rows]}
+
+
+LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "no old": (lambda d: write_jsonl(d / "t.jsonl", without("logp_old")), "line 1: logp_old: missing", "tokens"),
+    "verl as it is": (
+        lambda d: write_jsonl(d / "1.jsonl", [{"input": "a", "output": "b", "gts": "c", "score": 1.0, "step": 1}]),
+        "verl's dump lacks prompts, responses, .*old_log_probs", "calculate_log_probs=True",
+    ),
+    "slime's rollouts": (
+        lambda d: torch.save(samples(), d / "r.pt") or d / "r.pt",
+        "log-probabilities of old are missing", "--save-debug-train-data",
+    ),
+    "slime without mu": (
+        lambda d: torch.save(samples(rollout_log_probs=None), d / "r.pt") or d / "r.pt",
+        "rollout_log_probs is missing", "mu",
+    ),
+    "slime without an old pass": (
+        lambda d: write_slime(d / "t.pt", ROWS, log_probs=None), "log_probs is missing", "--get-mismatch-metrics",
+    ),
+    "a part of the context": (
+        lambda d: write_slime(d / "t.pt", ROWS, log_probs=[torch.zeros(1) for _ in ROWS]),
+        "log_probs: expected .* got 1", "--context-parallel-size 1",
+    ),
+    "an end token too few": (
+        lambda d: write_jsonl(d / "t.jsonl", [row | {"logp_mu": row["logp_mu"][:-1]} for row in ROWS]),
+        "logp_mu: expected 10 values.*got 9", "the end token's",
+    ),
+    "an object": (
+        lambda d: torch.save({"samples": [Elsewhere()]}, d / "r.pt") or d / "r.pt", "not loaded", "tensors, arrays",
+    ),
+    "another dictionary": (
+        lambda d: torch.save({"model": 1}, d / "r.pt") or d / "r.pt",
+        "expected slime's samples or rollout_data", "model",
+    ),
+    "no torch file": (lambda d: (d / "r.pt").write_bytes(b"x") and d / "r.pt", "r.pt: expected", ""),
+    "no JSON": (
+        lambda d: (d / "t.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops") and d / "t.jsonl",
+        "line 2: expected a JSON object", "",
+    ),
+    "nothing in it": (lambda d: (d / "t.jsonl").write_text("\n") and d / "t.jsonl", "at least 1 row", ""),
+    "another kind": (
+        lambda d: (d / "t.csv").write_text("a,b") and d / "t.csv",
+        r"expected a trace as .safetensors, .jsonl, .parquet or .pt, got .csv", "",
+    ),
+    "routes all 0": (
+        lambda d: write_jsonl(
+            d / "t.jsonl", [row | {"experts_mu": (0 * torch.tensor(row["experts_mu"])).tolist()} for row in ROWS]
+        ),
+        "experts_mu: expected expert ids, got none above 0", "not captured",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_path: Path) -> None:
+    """Each lack is a ValueError of a line per row, with the file, the field, and what puts it there."""
+    write, message, how = LACKING[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        load_trace(write(tmp_path))
+    lines = str(caught.value).splitlines()
+    assert lines and all(how in line and str(tmp_path) in line for line in lines)
+
+
+WRONG = [
+    ("tokens", "abc", 'tokens: expected a valid list, got "abc"'),
+    ("tokens", 7, "tokens: expected a valid list, got 7"),
+    ("tokens", [3, 1.5], "tokens.1: expected a valid integer, got 1.5"),
+    ("tokens", ["3"], 'tokens.0: expected a valid integer, got "3"'),
+    ("tokens", [-1], "tokens.0: expected a value greater than or equal to 0, got -1"),
+    ("tokens", None, "tokens: missing; the row has "),
+    ("num_prompt", "two", 'num_prompt: expected a valid integer, got "two"'),
+    ("num_prompt", 1.5, "num_prompt: expected a valid integer, got 1.5"),
+    ("num_prompt", True, "num_prompt: expected a valid integer, got true"),
+    ("num_prompt", -1, "num_prompt: expected a value greater than or equal to 1, got -1"),
+    ("num_prompt", 10_000, "num_prompt: expected at most the {S} tokens, got 10000"),
+    ("logp_old", 0.5, "logp_old: expected a valid list, got 0.5"),
+    ("logp_old", [0.5], "logp_old: expected {T} values, one per response token, got 1"),
+    ("reward", "high", 'reward: expected a valid number, got "high"'),
+    ("step", "x", 'step: expected a valid integer, got "x"'),
+    ("is_response", [None], "is_response.0: expected a valid boolean, got null"),
+    ("experts_mu", [[[None]]], "experts_mu: expected ints, rows x layers x slots, got "),
+    ("experts_mu", [[[1.5]]], "experts_mu: expected ints, got float32"),
+    ("experts_mu", [[1]], "experts_mu: expected (rows, layers, slots), got shape (1, 1)"),
+    ("experts_mu", [[[10**6]]], "experts_mu: expected ids in [-1, 32768), got 1000000 to 1000000"),
+    ("experts_old", None, "experts_old: missing, though other responses have it"),
+    ("rewards", 1.0, "rewards: unknown column; did you mean 'reward'? Rename or remove it"),
+    ("experts_mus", [], "experts_mus: unknown column; did you mean 'experts_mu'? Rename or remove it"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), WRONG)
+def test_a_wrong_type_is_named(name: str, value: Any, words: str, tmp_path: Path) -> None:
+    """Values of another kind, length or range and misspelt columns: file, line, field, what was expected, what came."""
+    misspelt = name.rstrip("s") if name not in ROWS[1] else None
+    row = {key: given for key, given in ROWS[1].items() if key != misspelt} | {name: value}
+    path = write_jsonl(tmp_path / "t.jsonl", [ROWS[0], row, *ROWS[2:]])
+    with pytest.raises(ValueError) as caught:
+        load_trace(path)
+    S, T = len(ROWS[1]["tokens"]), len(ROWS[1]["logp_mu"])
+    wanted = words if name.startswith("experts") else words.format(S=S, T=T)
+    assert str(caught.value).startswith(f"{path}: line 2: {wanted}") and "\n" not in str(caught.value)
+
+
+def test_unsigned_counts_are_refused(tmp_path: Path) -> None:
+    """torch cannot compute with uint64: such a tensor in a trace file is named, with its type."""
+    path = tmp_path / "t.safetensors"
+    load_trace(write_jsonl(tmp_path / "t.jsonl", ROWS)).save(path)
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["num_prompt"]["dtype"] = "U64"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+    with pytest.raises(ValueError, match=rf"^{path}: num_prompt: expected a type of signed int, got torch.uint64$"):
+        load_trace(path)
+
+
+def test_every_row_that_does_not_fit_is_a_line_with_file_row_and_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is wrong with a row, the rows after it are looked at too; of more than ten the number is said."""
+    good = ROWS[0]
+    spoilt = [
+        good | {"logp_old": good["logp_old"][:-1]}, good, {"tokens": [1, 2]}, good | {"num_prompt": "3"},
+        good | {"logp_mu": None}, {name: value for name, value in good.items() if name != "entropy_old"},
+    ]  # fmt: skip
+    path = write_jsonl(tmp_path / "bad.jsonl", [good, *spoilt])
+    path.write_text(path.read_text() + "{broken\n[1]\n")
+    assert main(["doctor", str(path)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    places = [
+        (2, "logp_old"), (4, "num_prompt"), (5, "num_prompt"), (6, "logp_mu"), (7, "entropy_old"), (8, ""), (9, ""),
+    ]  # fmt: skip
+    assert len(told) == len(places)
+    for line, (number, field) in zip(told, places, strict=True):
+        assert line.startswith(f"error: {path}: line {number}: {field}"), line
+    many = write_jsonl(tmp_path / "many.jsonl", [good, *[good | {"logp_old": [0.5]}] * 30])
+    assert main(["doctor", str(many)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 11 and told[-1] == "error: and 20 more rows that do not fit" and "line 11: logp_old" in told[9]

@@ -1,0 +1,60 @@
+"""The cache of keys and values: decoding has the bits of the full pass, with repeated, dropped and replaced rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sandbox.kernels.numerics import Numerics
+from sandbox.model import KVCache
+from tests.sandbox.model.test_model import CONFIGS, build, tokens
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_decode_equals_prefill_at_every_position_with_ragged_prompts(name):
+    """Prompts of lengths 1, 9 and 5 prefilled together, then decoded token by token: the bits of the full pass."""
+    model, t = build(name), tokens(3, 40)
+    lengths = torch.tensor([1, 9, 5])
+    with torch.no_grad():
+        whole = model(t)
+        cache = KVCache(model.config, 3, 40)
+        first = model(t[:, :9], cache=cache)
+        for b, n in enumerate(lengths.tolist()):
+            assert torch.equal(first[b, :n], whole[b, :n])
+        cache.truncate(lengths)
+        for step in range(31):
+            position = lengths + step
+            logits = model(t.gather(1, position[:, None]), cache=cache)
+            assert torch.equal(logits[:, 0], whole[torch.arange(3), position])
+        assert cache.lengths_B.tolist() == (lengths + 31).tolist()
+
+
+def test_a_cache_continues_in_chunks_and_groups_and_drops_rows():
+    """Prefill once, repeat for a group, feed chunks, drop finished rows: the bits of the full pass all the way."""
+    model, t = build("qwen3"), tokens(6, 30)
+    t[1::2, :10] = t[::2, :10]  # pairs share a prompt
+    with torch.no_grad():
+        whole = model(t)
+        cache = KVCache(model.config, 3, 30)
+        model(t[::2, :10], cache=cache)
+        cache = cache.repeat(2)
+        assert torch.equal(model(t[:, 10:17], cache=cache), whole[:, 10:17])
+        kept = torch.tensor([4, 1])
+        cache = cache.select(kept)
+        assert torch.equal(model(t[kept, 17:18], cache=cache), whole[kept, 17:18])
+        # Writing again at an earlier position replaces what stood there.
+        assert torch.equal(model(t[kept, 12:14], cache=cache, positions_B=torch.tensor([12, 12])), whole[kept, 12:14])
+
+
+def test_cached_keys_pass_through_kv():
+    """`kv` returns the cache's contents, which later tokens see."""
+
+    class Forgetful(Numerics):
+        def kv(self, k_BSHd, v_BSHd):
+            return k_BSHd, torch.zeros_like(v_BSHd)
+
+    model, t = build("qwen3"), tokens(2, 6)
+    cache = KVCache(model.config, 2, 6)
+    with torch.no_grad():
+        model(t, numerics=Forgetful(), cache=cache)
+    assert not cache.v_LBhCd.any() and cache.k_LBhCd[:, :, :, :6].abs().min() > 0
