@@ -177,7 +177,7 @@ class Scale:
         return {"type": "log", "range": [self.low, self.high], "tickvals": [*ticks], "ticktext": [*ticks.values()]}
 
 
-def _within(steps: Sequence[float], low: float, high: float) -> list[float]:
+def _within(steps: Sequence[float | int], low: float, high: float) -> list[float]:
     """The multiples of powers of ten whose logarithm is in [low, high]."""
     values = [step * 10.0**t for t in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return [value for value in values if low <= math.log10(value) <= high]

@@ -34,6 +34,12 @@ class StoredHidden:
     width: int
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows at all layers."""
+        num_layers = sum(len(numbers) for numbers in self.layer_sets)
+        return self.source_GF.shape[1] * num_layers * self.width * self.dtype.itemsize
+
     def at(self, where_F: Int[Tensor, " F2"], layer_numbers: Sequence[int]) -> StoredHidden:
         """These rows, at the layer sets that have some of these layers; a source that is not needed is dropped."""
         sets = [g for g, numbers in enumerate(self.layer_sets) if set(numbers) & set(layer_numbers)]
@@ -121,7 +127,7 @@ class StoredFeatures(RouterFeatures):
     @property
     def nbytes(self) -> int:
         """Bytes of hidden states and logits."""
-        return self.raw.nbytes + self.raw.shape[0] * self.raw.shape[1] * self.stored.width * self.stored.dtype.itemsize
+        return self.raw.nbytes + self.stored.nbytes
 
     def at(
         self,

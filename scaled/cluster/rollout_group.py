@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scaled.cluster.actors import ActorGroup
 from scaled.cluster.engine_actor import BuildEngine, EngineActor
+from scaled.cluster.features import StoredFeatures
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.storing import unpack_apart
 from scaled.cluster.transfer import Meter, pack, shares, unpack
@@ -105,6 +106,7 @@ class RolloutGroup(ActorGroup):
                 parcel, stored_routes = found[i]
                 answer: Rollouts = unpack_apart(parcel, stored_routes, self, i)
                 num_bytes = parcel.num_bytes + (0 if answer.experts is None else answer.experts.nbytes)
+                num_bytes += answer.features.stored.nbytes if isinstance(answer.features, StoredFeatures) else 0
                 self.meter.add("transfer/rollout_bytes", float(num_bytes))
                 answers.append(answer)
             together = Rollouts.concat(answers)

@@ -79,7 +79,7 @@ addEventListener("message", (e) => {{ document.body.dataset.found = JSON.stringi
 
 
 def probed(html: str, probe: str, tmp_path: Path, width: int, is_dark: bool) -> dict[str, Any]:
-    """What the script, at the page's end, posts to the frame of this width (pixels) around it.
+    """The post of the script, at the end of the page, to the frame of this width (pixels) around it.
 
     In either colour scheme the page writes nothing to the console.
     """

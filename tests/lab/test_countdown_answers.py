@@ -1,4 +1,4 @@
-"""Which answers to a Countdown problem are right: the grader against Python's own grammar and fractions."""
+"""The grader of Countdown answers against Python's own grammar and fractions."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def joined(training: TrainingBlock, rank: int, port: int) -> Iterator[None]:
 def in_turn(
     rank: int, worlds: Mapping[K, TrainingBlock], ports: Sequence[int], act: Callable[[K, TrainingBlock], Any]
 ) -> dict[K, Any]:
-    """What `act` returns as `rank` of each world, by the world's key; each has a copy of this process.
+    """The value of `act` as `rank` of each world, by the key of the world; each has a copy of this process.
 
     A model that was updated holds its gloo groups for good, and every group has a thread that wakes a hundred times
     per second: after eleven worlds in one process there were 181, and they took a third of its time.

@@ -226,7 +226,7 @@ def obey(laws: Sequence[Callable[[Path], Any]], folder: Path) -> dict[str, str |
 
 
 def verdicts_on(module: str, folder: Path, num_ranks: int = 1, **fields: Any) -> list[dict[str, str | None]]:
-    """What `obey` says of a module's LAWS on each rank of one world."""
+    """The answer of `obey` on a module's LAWS on each rank of one world."""
     return spawn(num_ranks, _obey, module, folder, training(num_ranks, **fields), free_ports(1)[0])
 
 

@@ -15,7 +15,7 @@ from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
 from tests.contracts import worlds
 from tests.scaled import cluster_world
-from tests.scaled.test_cluster_schedule import algorithm
+from tests.scaled.schedule_world import algorithm
 from theory.loop import global_step, hand_over
 
 pytestmark = [
@@ -36,7 +36,8 @@ def test_features_pass_the_driver_by(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(StoredHidden, "read", refuse)  # in this process; ranks and engines have their own
     with ray_cluster.cluster(cluster_world.config(), tmp_path) as cluster:
         engines = RolloutGroup(
-            cluster, partial(cluster_world.build_engine, "weights-bf16"), 2,
+            # One engine: each draws the rows whose features it keeps, so that two keep other rows than one.
+            cluster, partial(cluster_world.build_engine, "weights-bf16"), 1,
             timeout_s=60.0, max_restarts=0, bucket_bytes=BUCKET,
         )  # fmt: skip
         for mode in ("Pr2", "Pr3"):

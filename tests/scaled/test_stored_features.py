@@ -57,7 +57,8 @@ def predictor(seed: int = 0) -> dict[int, Tensor]:
 def travelled(features: RouterFeatures, num: int, group: HereGroup, home: int = 0) -> StoredFeatures:
     """The features as their receiver has them, hidden states in `num` objects and nowhere else."""
     parcel, *stored = pack_apart({"features": features}, num)
-    assert all(WIDTH not in entry.shape for entry in parcel.bucket.entries), "hidden states travelled with the answer"
+    # (rows, layers, width): a flat tensor of WIDTH rows may travel.
+    assert all(entry.shape[2:] != (WIDTH,) for entry in parcel.bucket.entries), "hidden states travelled"
     return unpack_apart(parcel, stored, group, home)["features"]
 
 

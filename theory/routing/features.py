@@ -165,6 +165,7 @@ class RouterFeatures:
             return whole
         hidden = torch.full((*whole.logits.shape[:2], self.hidden.shape[2]), torch.nan, dtype=self.hidden.dtype)
         for part, where in places:
+            assert part.hidden is not None
             hidden[where] = part.hidden
         return RouterFeatures(whole.rows, whole.offsets, hidden, whole.logits, whole.layer_numbers)
 

@@ -1,4 +1,4 @@
-"""What the importers refuse: each lack and each wrong value is a line with the file, the row and the field."""
+"""Refusals of the importers: each lack and each wrong value is a line with the file, the row and the field."""
 
 from __future__ import annotations
 
