@@ -79,7 +79,7 @@ def require_moments_of_all_groups(world: World, name: str, G: int) -> None:
 
 
 def of_one_kind(name: str) -> tuple[str, str]:
-    """The two ways in which moments of an objective depend on the size of a group: its advantage and its denominator."""
+    """The two ways in which moments depend on the size of a group: by the advantage and by the denominator."""
     return OBJECTIVES[name].advantage, OBJECTIVES[name].aggregation.name
 
 
