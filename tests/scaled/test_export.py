@@ -164,7 +164,7 @@ def test_vllm_opens_it(trained) -> None:
     environment.choose_routes("capture")
     from vllm import LLM, SamplingParams
 
-    from scaled.vllm_engine.engine import CPU_BLOCK
+    from scaled.vllm_engine.arguments import CPU_BLOCK
 
     root, ranks = trained
     name = "qwen3 TP2+EP2 fp32"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sandbox.model.checkpoint import to_hf
+from scaled.vllm_engine.arguments import engine_arguments
 from scaled.vllm_engine.engine import VllmEngine
 from tests.scaled import vllm_world as world
 from theory.contracts import Prompt, RolloutEngine, Rollouts, Sampling
@@ -281,7 +282,7 @@ def test_vllm_still_cannot_wind_back_a_cpu_generator(engine, rollouts, monkeypat
     assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
-def test_no_step_stays_in_flight_on_a_gpu(engine, monkeypatch):
+def test_no_step_stays_in_flight_on_a_gpu(engine):
     """vLLM's default there, asynchronous scheduling, makes the push after a scoring call fail (docs/on-gpu.md)."""
-    monkeypatch.setattr(engine, "_is_cpu", False)
-    assert engine._arguments()["async_scheduling"] is False
+    words = {"is_official": False, "has_graph_features": False, "is_cpu": False}
+    assert engine_arguments(engine._folder, engine._rollout, **words)["async_scheduling"] is False
