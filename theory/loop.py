@@ -210,7 +210,9 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
     if passes.records_rollout and rollouts.experts is None:
         raise ValueError(f"replay mode {algorithm.mode} needs experts recorded by the rollout engine, got none")
     if objective.centering != "none" and rollouts.top is None:
-        raise ValueError(f"centering {objective.centering} needs the rollout engine's likeliest tokens, got none")
+        raise ValueError(
+            f"centering {objective.centering} needs mu's likeliest tokens from the rollout engine, got none"
+        )
     predictor = learner.predictor_weights()
     if passes.trains_predictor and not predictor:
         raise ValueError(f"replay mode {algorithm.mode} needs a training engine with a predictor, got none")

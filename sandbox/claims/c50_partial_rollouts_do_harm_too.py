@@ -52,5 +52,4 @@ CLAIM = BorderClaim(
         ),
     ),
     num_seeds=16,
-    shown=("eval/accuracy", "staleness/token_lag_mean", "actor/entropy"),
 )
