@@ -34,12 +34,6 @@ class StoredHidden:
     width: int
     dtype: torch.dtype
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows at all layers."""
-        num_layers = sum(len(numbers) for numbers in self.layer_sets)
-        return self.source_GF.shape[1] * num_layers * self.width * self.dtype.itemsize
-
     def at(self, where_F: Int[Tensor, " F2"], layer_numbers: Sequence[int]) -> StoredHidden:
         """These rows, at the layer sets that have some of these layers; a source that is not needed is dropped."""
         sets = [g for g, numbers in enumerate(self.layer_sets) if set(numbers) & set(layer_numbers)]
@@ -127,7 +121,12 @@ class StoredFeatures(RouterFeatures):
     @property
     def nbytes(self) -> int:
         """Bytes of hidden states and logits."""
-        return self.raw.nbytes + self.stored.nbytes
+        return self.raw.nbytes + self.hidden_bytes
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states at `layer_numbers`, none of which are in this process."""
+        return len(self.rows) * len(self.layer_numbers) * self.stored.width * self.stored.dtype.itemsize
 
     def at(
         self,

@@ -103,8 +103,6 @@ def _shape(fields: dict[str, Any]) -> ModelShape:
 
 def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
     """Joins a fake world as this rank, builds its chunks on the meta device, counts, and leaves."""
-    import resource
-
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -138,8 +136,14 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
         weight_bytes=weight * (dense + experts),
         gradient_bytes=gradient * (dense + experts),
         optimizer_bytes=math.ceil(state * dense / shards[0]) + math.ceil(state * experts / shards[1]),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # Linux gives KiB
+        peak_bytes=_peak_bytes(),
     )
+
+
+def _peak_bytes() -> int:
+    # Not getrusage: its maximum outlives exec, so it would be the caller's if that is larger.
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def _main(request: Path, answer: Path) -> None:

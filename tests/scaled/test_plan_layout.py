@@ -44,9 +44,11 @@ def _shape(name: str) -> ModelShape:
 @pytest.fixture(scope="module")
 def plans() -> dict[str, tuple[ModelShape, TrainingBlock, list[RankPlan]]]:
     made = {}
+    ours = b"1" * 2**30  # what the caller holds is no part of a dry run's own memory
     for case, (name, fields) in LAYOUTS.items():
         shape, training = _shape(name), TrainingBlock(**{"num_ranks": 32, **fields})
         made[case] = (shape, training, dry_run(shape, training))
+    assert len(ours) == 2**30
     return made
 
 

@@ -52,16 +52,16 @@ def test_an_engine_in_an_actor_is_the_model(
         engines = RolloutGroup(places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20)
         engines.load_weights(to_hf(model), version=0)
         rollouts = engines.generate(world.prompts(), Sampling(max_tokens=8, num_responses=2, seed=5, num_features=3))
-        assert rollouts.experts is not None
-        rows = [rollouts.experts.rows(b) for b in range(len(rollouts))]  # they stay in Ray's object store
+        features = rollouts.features
+        assert rollouts.experts is not None and features is not None
+        # Ray's object store has them, and ends with the cluster.
+        rows, hidden = [rollouts.experts.rows(b) for b in range(len(rollouts))], features.hidden
         engines.close()
     assert (world.abs_diff(model, rollouts) <= TOLERANCE).all()
-    features = rollouts.features
-    assert features is not None
     trainer = world.trainer_scores(model, rollouts, features.feature_rows).features
     assert trainer is not None
     assert (trainer.logits - features.logits).abs().max() <= TOLERANCE
-    assert (trainer.hidden - features.hidden).abs().max() <= TOLERANCE
+    assert (trainer.hidden - hidden).abs().max() <= TOLERANCE
     for b in range(len(rollouts)):
         span = slice(int(features.offsets[b]), int(features.offsets[b + 1]))
         chosen = features.logits[span].topk(2, -1).indices.sort(-1).values
