@@ -48,19 +48,22 @@ SMOKE := --results runs/claims-smoke --runs runs/claims-smoke
 smoke-border: $(VENV)/.installed-dev
 	$(BIN)/firstorder reproduce 41 --smoke --regime border --jobs 1 $(SMOKE)
 
-# vLLM and Megatron-core keep global state, so a file has a process of its own, but for those that share one and what it
-# imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself. Long ones first,
-# so that neither of two workers idles at the end.
+# vLLM and Megatron-core keep global state, so a file has a process of its own, but for the groups that share one and its
+# imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself, CLUSTER and AHEAD
+# share a Ray, whose start takes ten seconds. Long ones first, so that neither of two workers idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
   vllm_partial vllm_precision vllm_preemption vllm_prefix)
 RANKS := $(call scaled_tests,contract_megatron cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
-DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_places cluster_probe cluster_saving \
-  cluster_schedule cluster_transfer export_files laws_capture launch micro_batches plan_* promot* recipes \
-  stored_* vllm_quantize vllm_routes)
-ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS),$(call scaled_tests,*))
+DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_places cluster_probe \
+  cluster_run_refused cluster_saving cluster_schedule cluster_transfer export_files laws_capture launch micro_batches \
+  plan_* promot* recipes stored_* vllm_quantize vllm_routes)
+CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
+AHEAD := $(call scaled_tests,cluster_engines cluster_features cluster_ranks cluster_run_ahead)
+ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
-	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' $(ALONE:%='pytest %') 'pytest $(DRIVERS)' \
+	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' $(ALONE:%='pytest %') \
+	  'pytest $(DRIVERS)' \
 	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 2 -L 1 $(BIN)/python -m
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own

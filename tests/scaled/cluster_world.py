@@ -5,13 +5,10 @@ from __future__ import annotations
 import errno
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -20,18 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-import scaled.session
-from firstorder.cli import main
-from lab.tasks.arithmetic import ALPHABET
 from sandbox.engines.engine import SandboxEngine
-from sandbox.model import MoE
-from sandbox.model.checkpoint import load, save
+from sandbox.model.checkpoint import load
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.cluster.rank_group import Assembly
-from scaled.cluster.rollout_group import RolloutGroup
-from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
-from scaled.session import Session
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
@@ -219,39 +209,6 @@ def _scores(parts: Sequence[tuple[list[int], TokenScores]]) -> TokenScores:
 
 
 ASSEMBLY = Assembly(scores=_scores, reference=lambda parts: parts[0], stats=lambda parts: parts[-1])
-
-
-class SandboxSession(Session):
-    """A `scaled.session.Session` whose ranks and engines hold the sandbox's; all around them is the real thing."""
-
-    def ranks(self) -> TrainingGroup:
-        folder = Path(self.config.model.path).resolve()
-        build = partial(build_rank, folder=folder, algorithm=self.algorithm)
-        return TrainingGroup(
-            self.places, build, self.config.training.num_ranks, ASSEMBLY,
-            bucket_bytes=2**20, meter=self.meter,
-        )  # fmt: skip
-
-    def engines(self) -> RolloutGroup:
-        build = partial(build_engine, "weights-bf16", folder=Path(self.config.model.path).resolve())
-        rollout = self.config.rollout
-        return RolloutGroup(
-            self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
-            max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
-            lost=self.interruptions.engine_was_lost,
-        )  # fmt: skip
-
-
-def save_model(folder: Path, alphabet: str = ALPHABET) -> None:
-    """A tiny Qwen3-MoE over the characters of a task (arithmetic, unless told), as a Hugging Face folder."""
-    config = replace(worlds.model_config(), vocab_size=len(alphabet) + 2)
-    save(MoE(config, stream(0, "cluster-model")), folder)
-
-
-if __name__ == "__main__":
-    # `firstorder` with sandbox engines inside the cluster: what the kill tests start as a process of its own.
-    scaled.session.Session = SandboxSession
-    sys.exit(main(sys.argv[1:]))
 
 
 def config(num_ranks: int = 2, num_engines: int = 2) -> ScaledRun:

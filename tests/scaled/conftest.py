@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from scaled.cluster.ray_cluster import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +27,43 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file's own folder with the runs and the target."""
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("promote") / "home"))
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[None]:
+    """A Ray with four places, which every cluster of this process joins: a start takes ten seconds."""
+    from lab.ray_session import ray_session
+
+    with ray_session(None, num_cpus=4, object_store_bytes=2**29):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Places for two ranks and two engines."""
+    from scaled.cluster import ray_cluster
+    from tests.scaled import cluster_world
+
+    with ray_cluster.cluster(cluster_world.config(), tmp_path_factory.mktemp("run")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sandbox's model of the arithmetic task, as a folder."""
+    from tests.scaled.cluster_run_world import save_model
+
+    folder = tmp_path_factory.mktemp("model")
+    save_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_session(one_ray: None) -> Iterator[None]:
+    """Cluster runs of this process hold the sandbox's engines."""
+    import scaled.session
+    from tests.scaled.cluster_run_world import SandboxSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaled.session, "Session", SandboxSession)
+        yield

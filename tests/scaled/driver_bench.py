@@ -32,7 +32,7 @@ from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import shares
 from scaled.config import ScaledRun
 from scaled.session import Session
-from tests.scaled.cluster_world import save_model
+from tests.scaled.cluster_run_world import save_model
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
 from theory.routing.features import RouterFeatures

@@ -31,7 +31,7 @@ def refuse(self: StoredHidden, layer_numbers: object) -> NoReturn:
     raise AssertionError("the driver reads hidden states")
 
 
-def test_features_pass_the_driver_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_pass_the_driver_by(one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Pr2 and Pr3 every metric and weight of three steps has the bits of a step in one process."""
     monkeypatch.setattr(StoredHidden, "read", refuse)  # in this process; ranks and engines have their own
     with ray_cluster.cluster(cluster_world.config(), tmp_path) as cluster:

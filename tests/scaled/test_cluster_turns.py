@@ -17,7 +17,7 @@ from sandbox.model.checkpoint import load as load_model
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import ScaledRun
 from tests.contracts import worlds
-from tests.scaled.cluster_world import SandboxSession, save_model
+from tests.scaled.cluster_run_world import save_model
 from theory.loop import global_step, hand_over
 
 pytestmark = [
@@ -62,12 +62,9 @@ def config(model: Path, folder: Path, *words: str) -> ScaledRun:
 
 
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
-def test_a_run_of_turns_is_that_of_one_process(
-    placement: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_turns_is_that_of_one_process(placement: str, model: Path, in_session: None, tmp_path: Path) -> None:
     """Two engines and two ranks report, to the bit, the metrics of the same steps in this process; also where they
     hand each other the memory, which takes part of each step's time."""
-    monkeypatch.setattr(scaled.session, "Session", SandboxSession)
     words = ("--cluster.placement", placement, "--training.offload", "[gradients]") if placement == "colocated" else ()
     cut = config(model, tmp_path, *words)
     folder = scaled.run.run(cut, progress="none")

@@ -1,6 +1,6 @@
 """Laws of routing records that stay in the object store: every answer is that of the same record in one process.
 
-Ray's store is stood for by the objects themselves; the groups of actors have it for real (test_cluster_groups.py).
+Ray's store is stood for by the objects themselves; the groups of actors have it for real (test_cluster_engines.py).
 """
 
 from __future__ import annotations

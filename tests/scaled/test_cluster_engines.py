@@ -1,4 +1,4 @@
-"""Laws of the groups of actors, on a real Ray with real processes: spreading work and killing processes change nothing.
+"""Laws of a group of engines, on a real Ray with real processes: spreading work and killing processes change nothing.
 
 The engines inside are the sandbox's (`cluster_world`); the real ones are in test_scaled_run.py.
 """
@@ -15,26 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import pytest
 import ray
 import torch
 
-from scaled.cluster import rank_group, ray_cluster
-from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Bucket, shares
-from scaled.cluster.weights import StoredTensors, stored, tensors_of
-from scaled.config import LimitsBlock
+from scaled.cluster.weights import stored, tensors_of
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
-from theory.contracts import Draw, MiniBatch, Rollouts, Sampling
-from theory.objectives import preset
-from theory.routing.passes import RoutingPlan
-from theory.routing.predictor import PredictorSettings, fold
+from theory.contracts import Draw, Rollouts, Sampling
+from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
 pytestmark = [
@@ -48,13 +42,6 @@ SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
 DEFECT = "weights-fp8-channel"
 BUCKET = 20_000  # bytes: a dozen buckets for these weights
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One local Ray for the module, with room for two ranks and two engines."""
-    with ray_cluster.cluster(cluster_world.config(), tmp_path_factory.mktemp("run")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +61,6 @@ def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
         bucket_bytes=BUCKET,
     )
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
-    yield group
-    group.close()
-
-
-@pytest.fixture(scope="module")
-def ranks(cluster: Cluster) -> Iterator[TrainingGroup]:
-    build = partial(cluster_world.build_rank, predictor=PREDICTOR, predictor_std=0.5)
-    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
     yield group
     group.close()
 
@@ -131,52 +110,6 @@ def wait_for(path: Path, seconds: float = 60) -> list[Path]:
         assert time.monotonic() < end, f"nothing in {path}"
         time.sleep(0.02)
     return found
-
-
-# -- ranks that do not live: before the others take their places
-
-
-def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: Path) -> None:
-    """A rank that dies before it has met the others is RankDied, and the next group starts in the same places."""
-    build = partial(cluster_world.build_rank, died=tmp_path / "died")
-    before = list(cluster.actors)
-    with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
-    assert cluster.actors == before
-    TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET).close()
-
-
-def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
-    monkeypatch.setattr(rank_group, "SETTLE_S", 5.0)
-    build = partial(cluster_world.build_rank, timeout_s=8.0)
-    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
-    victim = group.pids()[1]
-    os.kill(victim, signal.SIGSTOP)
-    try:
-        with pytest.raises(FileNotFoundError):
-            group.load(tmp_path)
-        with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
-            group.score(alone(), RoutingPlan("natural"))
-        # Where no collective is late, the limit of the stage is.
-        group.limits = LimitsBlock(score=1.0)
-        wanted = r"ranks \[1\] of 2 did not answer to predictor_weights within 1 s \(cluster.limits.score\)"
-        with pytest.raises(RankDied, match=wanted):
-            group.predictor_weights()
-    finally:
-        os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
-        group.close()
-
-
-def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:
-    """A rank whose export fails after some buckets raises its own error, which no engine has to meet."""
-    group = TrainingGroup(cluster, cluster_world.build_failing, 1, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
-    with pytest.raises(ValueError, match=r"^no more weights"):
-        list(stored(group.named_tensors(), BUCKET))
-    group.close()
-
-
-# -- engines
 
 
 def test_shares_are_contiguous_and_even() -> None:
@@ -318,97 +251,3 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
     engines.timeout_s = 1.0
     with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s, rollout.timeout_s"):
         engines.generate(worlds.prompts(1), SAMPLING)
-
-
-# -- ranks
-
-
-def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path: Path) -> None:
-    """Two ranks over gloo score, update, export, save and load to the bit what one engine in this process does."""
-    one = worlds.training_engine(worlds.model(), PREDICTOR, keep_reference=True)
-    rollouts = alone()
-    routing = RoutingPlan("replay", record=rollouts.experts)
-    scores = ranks.score(rollouts, routing)
-    assert torch.equal(scores.logp_BT, one.score(rollouts, routing).logp_BT)
-    assert torch.equal(ranks.score_reference(rollouts), one.score_reference(rollouts))
-    advantages_B = torch.linspace(-1, 1, len(rollouts))
-    minibatch = MiniBatch(rollouts, scores.logp_BT, advantages_B, 0, 1)
-    ours = ranks.update(minibatch, preset("minirl"), routing)
-    theirs = one.update(minibatch, preset("minirl"), routing)
-    assert ours.metrics == theirs.metrics and torch.equal(ours.logp_pi_BT, theirs.logp_pi_BT)
-
-    def weights() -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in ranks.named_tensors()}
-
-    expected = dict(one.named_tensors())
-    exported = weights()
-    assert exported.keys() == expected.keys() and all(torch.equal(exported[n], expected[n]) for n in expected)
-    merged = ranks.predictor_weights()
-    assert list(merged) == list(one.predictor_weights()) == [0, 1, 2]
-
-    ranks.save(tmp_path)
-    ranks.update(minibatch, preset("minirl"), routing)
-    assert not torch.equal(weights()["model.norm.weight"], expected["model.norm.weight"])
-    ranks.load(tmp_path)
-    restored = weights()
-    assert all(torch.equal(restored[name], expected[name]) for name in expected)
-    assert set(ranks.meter.take()) == {"timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"}
-
-
-def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGroup) -> None:
-    """Gates folded in two ranks are to the bit those of `fold` on their weights and W_p, and stay in the store."""
-    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
-    expected = dict(fold(plain.items(), ranks.predictor_weights()))
-    assert sum(not torch.equal(expected[name], plain[name]) for name in plain) == 3  # a gate of each layer
-    handed = ranks.named_tensors(folded=True)
-    assert isinstance(handed, StoredTensors)
-    folded = {name: tensor.clone() for name, tensor in handed}
-    assert folded.keys() == expected.keys() and all(torch.equal(folded[n], expected[n]) for n in expected)
-
-
-def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
-    """An error raised by the ranks' own code is raised here unchanged."""
-    rollouts = alone()
-    record = rollouts.experts.select(range(2))
-    with pytest.raises(ValueError, match="expected"):
-        ranks.score(rollouts, RoutingPlan("replay", record=record))
-
-
-def test_ranks_and_ray_listen_on_loopback_alone(cluster: Cluster, ranks: TrainingGroup) -> None:
-    """Where a run has Ray for itself, its processes and its ranks have no socket that another machine could reach."""
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    assert {*ranks.pids()} <= {process.pid for process in family}
-    sockets = {process.pid: process.net_connections(kind="inet") for process in family}
-    listening = {
-        pid: [one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN]
-        for pid, found in sockets.items()
-    }
-    first, second = (len(listening[pid]) for pid in ranks.pids())
-    assert first > second >= 2, "rank 0 has the store besides gloo's and Ray's sockets"
-    assert {ip for found in listening.values() for ip in found} == {"127.0.0.1"}
-
-
-def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
-    """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
-    rollouts = alone()
-    ranks.score(rollouts, RoutingPlan("natural"))
-    os.kill(ranks.pids()[1], signal.SIGKILL)
-    start = time.monotonic()
-    with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        ranks.score(rollouts, RoutingPlan("natural"))
-    with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        list(ranks.named_tensors())
-    assert time.monotonic() - start < 30
-
-
-# -- the cluster
-
-
-def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    """A run that asks for more places than the cluster has is refused before anything starts."""
-    large = cluster_world.config(num_ranks=16, num_engines=16)
-    with (
-        pytest.raises(ValueError, match=r"training.num_ranks: expected a cluster with 32 CPUs .* got 4"),
-        ray_cluster.cluster(large, tmp_path),
-    ):
-        pass

@@ -1,0 +1,98 @@
+"""Laws of a cluster run with rollouts in flight or half done: a death costs no row, and a later version no bit.
+
+Ray, processes, checkpoints and records are real; the engines inside are the sandbox's, which start in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import scaled.run
+from lab.records import RunFolder
+from tests.scaled.cluster_run_world import SandboxSession, computed, config
+
+pytestmark = [
+    pytest.mark.slow,
+    # Ray leaves its sockets and log files to the end of the process.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.mark.parametrize("steps_off", [1, 2])
+def test_a_run_with_batches_in_flight_goes_on_to_the_same_numbers(
+    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_off: int
+) -> None:
+    """Batch s is min(s, k) versions behind; a rank's death, after which the batches of the checkpoint are trained on,
+    changes no row: under Pr3 they keep routes, features and the predictor of their own version."""
+    lag = str(steps_off)
+    words = ["--schedule.steps_off", lag, "--schedule.max_staleness", lag, "--num_steps", "5", "--traces.every", "4"]
+    folders = [tmp_path / name for name in ("whole", "cut")]
+    for folder in folders:
+        folder.mkdir()
+    whole = scaled.run.run(config(model, folders[0], *words), progress="none")
+    assert [row["staleness/version_lag_max"] for row in whole.metrics()[1:]] == [min(s, steps_off) for s in range(5)]
+    assert [row["step"] for row in whole.metrics() if "eval/accuracy" in row] == [0, 3, 5]
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 3 and not killed:
+            checkpoint = self.folder.latest_sharded_checkpoint()
+            killed.append(sorted(path.name for path in checkpoint.path.glob("ahead-*")))
+            os.kill(training.pids()[1], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real, killed = SandboxSession._step, []
+    monkeypatch.setattr(SandboxSession, "_step", step)
+    assert computed(scaled.run.run(config(model, folders[1], *words), progress="none")) == computed(whole)
+    assert killed == [[f"ahead-{i}.safetensors" for i in range(steps_off)]]
+
+
+PARTIAL = (
+    "--algorithm.replay.mode", "R3", "--algorithm.sampling.max_tokens", "40", "--rollout.num_engines", "2",
+    "--algorithm.oversampling.extra_prompts", "3", "--algorithm.oversampling.max_staleness", "2",
+    "--schedule.max_staleness", "2", "--rollout.routes", "capture", "--checkpoint.every", "1",
+)  # fmt: skip
+
+
+def test_partial_rollouts_outlive_a_rank_and_a_kill(
+    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines, responses of several versions whose stored routes ranks replay: a run that goes on from the stored
+    backlog, after a rank's death and after its own, has the rows of one that nothing happened to."""
+    folders = [tmp_path / name for name in ("whole", "rank", "run")]
+    for folder in folders:
+        folder.mkdir()
+    whole = scaled.run.run(config(model, folders[0], *PARTIAL), progress="none")
+    rows = whole.metrics()[1:]
+    assert all(row["sampling/kept_responses"] > 0 and row["staleness/token_lag_max"] <= 2 for row in rows)
+    assert max(row["staleness/mixed_response_fraction"] for row in rows) > 0.1
+    assert max(row["staleness/version_lag_max"] for row in rows) == 2
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 3 and not killed:
+            killed.append(number)
+            os.kill(training.pids()[1], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    real, killed = SandboxSession._step, []
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxSession, "_step", step)
+        assert computed(scaled.run.run(config(model, folders[1], *PARTIAL), progress="none")) == computed(whole)
+    assert killed == [3]
+
+    def stop(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 4:
+            raise KeyboardInterrupt
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SandboxSession, "_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            scaled.run.run(config(model, folders[2], *PARTIAL), progress="none")
+    half = RunFolder.open(next((folders[2] / "runs" / "cut").iterdir()))
+    assert computed(scaled.run.run(config(model, folders[2], *PARTIAL), folder=half, progress="none")) == computed(
+        whole
+    )
