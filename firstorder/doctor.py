@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from lab.doctor.importers import Dump
-    from lab.doctor.page import Patient
-    from lab.doctor.steps.page import Ward
-
 FAULT = 3
 """The exit code where a fault is named."""
-
-
-@dataclass
-class Visit:
-    """The named traces (patients) and folders (wards), the JSON on them, and the faults found in them."""
-
-    patients: list[Patient]
-    wards: list[Ward]
-    told: dict[str, list[dict[str, Any]]]
-    faults: list[str]
 
 
 def _list_formats(asked: bool) -> None:
@@ -66,7 +50,11 @@ def doctor(
         typer.Option("--localise", help="Name the first module that departs from the model, or from the other dump."),
     ] = False,
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="With --localise: the Hugging Face folder that ran.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The Hugging Face folder of old's weights: tries replay on it; with --localise, compares with it.",
+        ),
     ] = None,
     precision: Annotated[
         str | None,
@@ -87,6 +75,9 @@ def doctor(
     A folder is read as the steps of one run: it shows how the gap grows and since which step, and faults that one step
     cannot show (weights that no longer arrive, or only in part; one engine, or one part of the batch, that is off).
 
+    --model scores a trace again with old's weights, on mu's experts and without. If replay removes the gap, the routers
+    cause it; if not, something else does. `firstorder export RUN --step N` writes the weights of a step.
+
     --localise compares the files with a model: dumps of hidden states module by module, a trace by its routes and
     log-probabilities. Without --model it compares two dumps with each other.
 
@@ -97,12 +88,14 @@ def doctor(
       firstorder doctor dump.parquet --columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp
       firstorder doctor step.jsonl --json --fail-on routing,stale
       firstorder doctor runs/my-run/20261124T093000Z-1a2b3c4d --out course.html
+      firstorder doctor runs/my-run/*/rollouts/step-000070.safetensors --model step-69
       firstorder doctor mu.states.safetensors --localise --model Qwen3-30B-A3B
 
     A trace holds one step's tokens and their log-probabilities under mu (the engine that sampled) and old (the trainer
     at the same weights), and if it has them the experts of both. docs/doctor.md has the formats, what each dump lacks,
     and how often the diagnosis is right.
     """
+    from firstorder.findings import look, write_page
     from lab.doctor.importers.columns import parse
 
     is_log = not where and _is_replay_log(traces)
@@ -113,13 +106,13 @@ def doctor(
     if is_log:
         _replay_log(traces, as_json, fail_on)
         return
-    _check_options(traces, out, old)
+    _check_options(traces, out, old, model)
     failing, names = _failing(fail_on), None if columns is None else parse(columns)
-    visit = _visit(traces, names, old, as_json)
+    visit = look(traces, names, old, model, as_json)
     if as_json:
         typer.echo(json.dumps({name: objects for name, objects in visit.told.items() if objects}, indent=2))
     if out is not None:
-        _write_page(visit, out)
+        write_page(visit, out)
         # On stderr beside JSON, so that stdout stays one object.
         typer.echo(f"page: {out}", err=as_json)
     if any(name in failing for name in visit.faults):
@@ -134,7 +127,7 @@ def _check_ignored(is_localise: bool, is_log: bool, **given: object) -> None:
         what = "--localise, which writes no page" if is_localise else "NeMo-RL's r3_trace files"
         unread = ("out", "old", "columns") if is_localise else tuple(given)
     else:
-        what, unread = "a diagnosis without --localise", ("model", "precision")
+        what, unread = "a diagnosis without --localise", ("precision",)
     for name in unread:
         if given[name] is not None:
             raise ConfigError(f"--{name}: expected none with {what}, got {given[name]}")
@@ -177,7 +170,7 @@ def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, 
         raise typer.Exit(FAULT)
 
 
-def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) -> None:
+def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None, model: Path | None) -> None:
     """Raises ConfigError for options that do not fit the named paths."""
     from firstorder.options import require_folder_of
     from lab.strict import ConfigError
@@ -188,58 +181,8 @@ def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None) ->
         raise ConfigError(f"--out: expected one folder, or traces alone, got {folders[0]} among {len(paths)} paths")
     if old is not None and folders:
         raise ConfigError(f"--old: expected one file beside a dump of one step, got the folder {folders[0]}")
-
-
-def _visit(paths: Sequence[Path], columns: Mapping[str, str] | None, old: Path | None, is_quiet: bool) -> Visit:
-    """The visit of all paths; prints its findings unless `is_quiet`."""
-    from lab.doctor.diagnosis import diagnose
-    from lab.doctor.importers import load_dump
-    from lab.doctor.page import Patient
-    from lab.doctor.steps import words
-
-    visit = Visit([], [], {"traces": [], "runs": []}, [])
-    for path, label in zip(paths, _labels(list(paths)), strict=True):
-        if path.is_dir():
-            ward = _ward(path, label, columns)
-            visit.wards.append(ward)
-            visit.told["runs"].append({"run": label} | words.as_object(ward.course, ward.num_shared) | ward.about)
-            said, fault = words.lines(ward.course, ward.num_shared), ward.course.fault
-            said = [f"{label}: {said[0]}", said[1], *ward.lines(), *said[2:]]
-        else:
-            dump = load_dump(path, columns, old)
-            name = label + (", with pi in place of old" if dump.is_pi else "")
-            patient = Patient(name, len(visit.patients), dump.trace, diagnose(dump.trace), dump.caveat)
-            visit.patients.append(patient)
-            visit.told["traces"].append(_object(patient, dump))
-            said, fault = _lines(patient, dump), patient.diagnosis.fault
-        visit.faults += [] if fault is None else [fault.name]
-        if not is_quiet:
-            typer.echo("\n".join(said))
-    return visit
-
-
-def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
-    """The course of a folder's steps, read one at a time."""
-    from lab.doctor.importers.folders import load_steps, step_files
-    from lab.doctor.steps.course import Watch
-    from lab.doctor.steps.page import Ward
-
-    files, watch, first = step_files(folder, columns), Watch(), None
-    for dump in load_steps(files, columns):
-        first = first or dump
-        watch.add(dump.trace)
-    assert first is not None
-    return Ward(
-        label, watch.course(), watch.num_shared, watch.worst, first.format, first.caveat, first.unused, first.is_pi
-    )
-
-
-def _write_page(visit: Visit, out: Path) -> None:
-    from lab.doctor.page import render
-    from lab.doctor.steps.page import render as render_steps
-    from lab.files import atomic_write
-
-    atomic_write(out, render_steps(visit.wards[0]) if visit.wards else render(visit.patients))
+    if model is not None and folders:
+        raise ConfigError(f"--model: expected the trace of one step beside it, got the folder {folders[0]}")
 
 
 def _failing(text: str) -> set[str]:
@@ -255,47 +198,3 @@ def _failing(text: str) -> set[str]:
         if name not in known:
             raise ConfigError(f"--fail-on: {name!r} is no cause{did_you_mean(name, ['any', 'none', *known])}")
     return set(names)
-
-
-def _lines(patient: Patient, dump: Dump) -> list[str]:
-    """The verdict, the first thing to do, the data, the evidence, and its place among published figures."""
-    from lab.doctor import standing
-
-    verdict, first, *rest = patient.diagnosis.lines()
-    num, B = int(patient.diagnosis.seen["num_tokens"]), len(dump.trace)
-    read = [f"{num:,} sampled tokens of {B:,} responses, read as {dump.format}."]
-    caveat = [f"Caveat: {dump.caveat}"] if dump.caveat else []
-    unused = [f"Not used: {', '.join(dump.unused)}."] if dump.unused else []
-    stands = standing.lines(standing.figures_of(dump.trace))
-    return [f"{patient.label}: {verdict}", first, *caveat, *read, *unused, *rest, *stands]
-
-
-def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
-    """The same as JSON fields."""
-    found = patient.diagnosis
-    return {
-        "trace": patient.label,
-        "is_pi": dump.is_pi,
-        "verdict": found.verdict,
-        "do_first": found.named[0].fix,
-        "fault": None if found.fault is None else found.fault.name,
-        "share_right": found.share_right,
-        "candidates": [cause.name for cause in found.candidates],
-        "strengths": {cause.name: strength for cause, strength in found.strengths.items()},
-        "clues": dict(found.seen),
-        "num_responses": len(dump.trace),
-        "format": dump.format,
-        "caveat": dump.caveat or None,
-        "caution": found.caution,
-        "unused": list(dump.unused),
-    }
-
-
-def _labels(paths: list[Path]) -> list[str]:
-    """Each file's name, with as many folders before it as tell the files apart."""
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = ["/".join(path.parts[-depth:]) for path in paths]
-        # Distinct paths, as a file may be named twice.
-        if len(set(labels)) == len(set(paths)):
-            return labels
-    return [str(path) for path in paths]

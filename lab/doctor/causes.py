@@ -75,7 +75,8 @@ def _wrong_weights(seen: Seen) -> float:
     A policy gradient leaves sure tokens alone, and no rounding moves logits that far.
     """
     score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
-    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3)
+    is_other = under(seen.get("replay_removes", 0.0), words.CAUSED, 8)
+    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3) * is_other
 
 
 def _sharper(seen: Seen) -> float:
@@ -108,8 +109,10 @@ def _routing(seen: Seen) -> float:
 
     The rate that rounding causes depends on the model (0.24 to 2 per unit on the two tried). Where a token's deviation
     repeats with its context, the engine is a function of the context and no router errs by chance: then only routers
-    that differ four times as often count as more than rounding.
+    that differ four times as often count as more than rounding. Where replay was tried, its outcome decides.
     """
+    if "replay_removes" in seen:
+        return over(seen["replay_removes"], words.CAUSED, 8)
     noise = seen.get("noise_share")
     factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.05)
     return over(seen.get("flips_per_size", 0.0) * factor, 0.65, 5)
@@ -228,7 +231,7 @@ CAUSES: tuple[Cause, ...] = (
         "routing", "routers that choose other experts", _routing, words.routers,
         "Replay the routes (R3: mu's experts in the trainer; R2 or Pr2 where the target must not move), or compute the "
         "router in float32 on both sides.",
-        ("router_disagreement", "flips_per_size", "flip_share_of_kl", "noise_share"),
+        ("replay_removes", "router_disagreement", "flips_per_size", "flip_share_of_kl", "noise_share"),
     ),
     Cause(
         "stale", "weights of another version", _stale, words.behind,

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.evidence import CLUES, gather
+from lab.doctor.layers.reference import ReferenceModules
 from lab.doctor.reliability import share_right
+from lab.doctor.replay_trial import ReplayTrial, try_replay
 from lab.doctor.undecided import between, candidates
 from lab.doctor.words import HARMLESS
 from lab.report.style import number
@@ -15,6 +17,8 @@ from lab.traces import Trace
 
 NAMED = 0.25
 """A second cause of at least this strength is named beside the first."""
+OTHER_TITLES = {"nonfinite_share": "values that are not finite", "replay_removes": "share that replay removes"}
+"""Titles of the clues that are no function of the trace's tokens."""
 TRIED_ON = 2500
 """Sampled tokens in the smallest traces that docs/doctor.md counts."""
 
@@ -25,6 +29,7 @@ class Diagnosis:
 
     seen: Mapping[str, float]
     strengths: Mapping[Cause, float]
+    trial: ReplayTrial | None = None
 
     @property
     def candidates(self) -> list[Cause]:
@@ -41,8 +46,10 @@ class Diagnosis:
 
     @property
     def share_right(self) -> float | None:
-        """The share of planted faults, in [0, 1], named rightly at this strength; None where undecided."""
-        return None if self.candidates else share_right(self.strengths[self.named[0]])
+        """The share of planted faults, in [0, 1], named rightly at this strength.
+
+        None where undecided, and where a trial decided, as it is counted without trials."""
+        return None if self.candidates or self.trial is not None else share_right(self.strengths[self.named[0]])
 
     @property
     def fault(self) -> Cause | None:
@@ -73,6 +80,7 @@ class Diagnosis:
         """The verdict, the first thing to do, and each named cause in plain words with its evidence."""
         first, *others = self.named
         out = [self.verdict, f"Do first: {first.fix}", *([] if self.caution is None else [self.caution])]
+        out += [] if self.trial is None else [self.trial.sentence]
         out += self._told(first)
         for cause in others:
             out += [f"Or, less likely, {cause.title} (strength {self.strengths[cause]:.2f}).", *self._told(cause)]
@@ -84,14 +92,21 @@ class Diagnosis:
 
     def evidence(self, cause: Cause) -> list[tuple[str, str]]:
         """The clues for or against a cause: title and value."""
-        titles = {"nonfinite_share": "values that are not finite"} | {name: clue.title for name, clue in CLUES.items()}
+        titles = OTHER_TITLES | {name: clue.title for name, clue in CLUES.items()}
         return [(titles[name], number(self.seen[name])) for name in cause.shows if name in self.seen]
 
 
-def diagnose(trace: Trace) -> Diagnosis:
-    """The diagnosis of one trace; ValueError where no token was sampled."""
+def diagnose(trace: Trace, reference: ReferenceModules | None = None) -> Diagnosis:
+    """The diagnosis of one trace, with the replay trial where the model of old's weights is given.
+
+    Raises ValueError where no token was sampled, and where a trial would tell nothing.
+    """
     seen = gather(trace)
-    return Diagnosis(seen, weigh(seen))
+    if reference is None:
+        return Diagnosis(seen, weigh(seen))
+    trial = try_replay(trace, reference)
+    seen |= {"replay_removes": trial.removed}
+    return Diagnosis(seen, weigh(seen), trial)
 
 
 def weigh(seen: Mapping[str, float]) -> dict[Cause, float]:

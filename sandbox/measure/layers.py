@@ -119,8 +119,13 @@ class DecoderReference:
         routing = NaturalRouting() if weights_NE is None else Given(weights_NE)
         return hand_on(self._mlp(layer)(x_ND, self._pass(1, routing)), self.precision)
 
+    @property
+    def replays(self) -> bool:
+        """Always."""
+        return True
+
     @torch.no_grad()
-    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float = 1.0) -> Routed:
         """The routers' scores in passes over some sequences at a time, with the record's experts where it has rows."""
         if record is not None and record.layer_numbers != self.moe_layers:
             raise ValueError(f"layer_numbers: expected the model's {self.moe_layers}, got {record.layer_numbers}")
@@ -130,7 +135,9 @@ class DecoderReference:
         size = max(1, ROWS // max(len(tokens) for tokens in sequences))
         for start in range(0, len(sequences), size):
             part = range(start, min(start + size, len(sequences)))
-            found = self._routed([sequences[b] for b in part], None if record is None else record.select(part))
+            found = self._routed(
+                [sequences[b] for b in part], None if record is None else record.select(part), temperature
+            )
             logp.append(found.logp_R)
             for layer in found.scores:
                 scores[layer].append(found.scores[layer])
@@ -139,7 +146,7 @@ class DecoderReference:
         gate = self.model.config.gate
         return Routed(by_layer, chosen, torch.cat(logp), has_margins=gate.num_top_groups == gate.num_groups)
 
-    def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+    def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float) -> Routed:
         num_rows = [len(tokens) - 1 for tokens in sequences]
         tokens_BS = pad_sequence(list(sequences), batch_first=True)  # right padding: causal passes do not see it
         kept = tuple(torch.arange(n) for n in num_rows)
@@ -150,7 +157,7 @@ class DecoderReference:
                 0, hidden_BSD.shape[:2]
             )
         # Row s scores token s + 1.
-        logp_BS = logits_BSV.log_softmax(-1).gather(-1, tokens_BS[:, 1:, None])[..., 0]
+        logp_BS = (logits_BSV / temperature).log_softmax(-1).gather(-1, tokens_BS[:, 1:, None])[..., 0]
         logp_R = torch.cat([logp_BS[b, :n] for b, n in enumerate(num_rows)])
         features, natural = routing.features, routing.natural
         if features is None or natural is None:

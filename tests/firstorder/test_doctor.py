@@ -193,12 +193,12 @@ def test_options_that_do_not_fit_a_folder_are_one_line(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("words", [
     ("--localise", "--out", "page.html"), ("--localise", "--old", "x.jsonl"), ("--localise", "--columns", "tokens=ids"),
-    ("--model", "folder"), ("--precision", "bf16"),
+    ("--precision", "bf16"),
 ])  # fmt: skip
 def test_an_option_that_would_go_unread_is_one_line(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--localise writes no page and reads no dump; without it there is no model: each is one line, code 2."""
+    """--localise writes no page and reads no dump; without it there is no precision: each is one line, code 2."""
     assert main(["doctor", str(tmp_path / "step.safetensors"), *words]) == 2
     error = capsys.readouterr().err
     assert f"{words[-2]}: expected none with " in error and words[-1] in error and error.count("\n") == 1

@@ -116,8 +116,13 @@ class TransformersReference:
         """The MLP on the routes of its own router; `weights_NE` is ignored."""
         return _first(self._mlp(layer)(x_ND.to(self.dtype)[None]))[0].float()
 
+    @property
+    def replays(self) -> bool:
+        """Never."""
+        return False
+
     @torch.no_grad()
-    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
+    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float = 1.0) -> Routed:
         """A pass over each sequence on the model's own routes; `record` is ignored."""
         config = self.model.config
         # A gate with groups or a bias chooses by more than its logits: then only log-probabilities are compared.
@@ -135,7 +140,7 @@ class TransformersReference:
         try:
             for tokens_S in sequences:
                 # Row s scores token s + 1, so the last token is no input.
-                scores_SV = self.model(tokens_S[None, :-1]).logits[0].float().log_softmax(-1)
+                scores_SV = self.model(tokens_S[None, :-1]).logits[0].float().div(temperature).log_softmax(-1)
                 logp.append(scores_SV.gather(-1, tokens_S[1:, None])[:, 0])
         finally:
             for handle in handles:

@@ -74,8 +74,14 @@ class ReferenceModules(Protocol):
         """The MLP or the experts; `weights_NE` are the routes to take (None: those of its own router)."""
         ...
 
-    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None) -> Routed:
-        """A pass over these tokens that replays the record's experts at every layer, where supported."""
+    @property
+    def replays(self) -> bool:
+        """Whether `routed` replays a record."""
+        ...
+
+    def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float = 1.0) -> Routed:
+        """A pass over these tokens that replays the record's experts at every layer, where supported; `temperature`
+        divides the logits of the next tokens."""
         ...
 
     def rounded(self, precision: Precision) -> ReferenceModules:

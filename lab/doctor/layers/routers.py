@@ -114,6 +114,14 @@ def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> R
     return RouterCheck(layer, differs, expected, over, band, len(s_RE))
 
 
+def response_rows(trace: Trace) -> Int[Tensor, " A"]:
+    """The row that predicts each token of the responses: row s predicts token s + 1 of its sequence."""
+    # Sequence b has S_b - 1 rows: its first row is b places before its first token.
+    starts = (trace.offsets[:-1] - torch.arange(len(trace)) + trace.num_prompt - 1).tolist()
+    counts = (trace.offsets.diff() - trace.num_prompt).tolist()
+    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
+
+
 def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"]) -> Float[Tensor, " R"]:
     """Largest score of an unchosen expert - smallest of a chosen one; at most 0 for the scores' own top-k."""
     is_chosen = torch.zeros_like(scores_RE, dtype=torch.bool).scatter(1, experts_RK, True)
@@ -122,12 +130,8 @@ def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"])
 
 
 def _tokens(trace: Trace, logp_A: Tensor, exact: Routed, near: Routed) -> TokensCheck:
-    """The check of the sampled tokens; row s predicts token s + 1, so the response begins at row num_prompt - 1."""
-    # Sequence b has S_b - 1 rows: its first row is b places before its first token.
-    starts = (trace.offsets[:-1] - torch.arange(len(trace)) + trace.num_prompt - 1).tolist()
-    counts = (trace.offsets.diff() - trace.num_prompt).tolist()
-    rows_A = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
-    rows, own = rows_A[trace.is_response], logp_A[trace.is_response].double()
+    """The check of the sampled tokens."""
+    rows, own = response_rows(trace)[trace.is_response], logp_A[trace.is_response].double()
     wanted = exact.logp_R[rows].double()
     band = max(torch.quantile((near.logp_R[rows].double() - wanted).abs(), 0.95).item(), FLOOR)
     error = (own - wanted).abs().nan_to_num(torch.inf)  # nan is as far off as can be, and no comparison would count it

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lab.doctor.causes import CAUSES, over, under
-from lab.doctor.diagnosis import diagnose, weigh
+from lab.doctor.diagnosis import OTHER_TITLES, diagnose, weigh
 from lab.doctor.evidence import CLUES, gather
 from lab.doctor.importers import rows
 from lab.doctor.routes import NOWHERE, kl_by_first_layer
@@ -270,7 +270,7 @@ def test_a_trace_without_sampled_tokens_is_one_line() -> None:
         diagnose(trace)
 
 
-NUMBERS = st.dictionaries(st.sampled_from(sorted(CLUES)), st.floats(-20, 20), max_size=len(CLUES))
+NUMBERS = st.dictionaries(st.sampled_from(sorted({*CLUES, *OTHER_TITLES})), st.floats(-20, 20), max_size=len(CLUES))
 
 
 @given(seen=NUMBERS)
@@ -297,7 +297,7 @@ def test_a_threshold_is_where_a_weight_is_a_half(x: float, threshold: float) -> 
 def test_every_cause_is_told_in_whole_sentences() -> None:
     """Each cause has words, a fix that ends in a full stop, and clues that exist."""
     for cause in CAUSES:
-        assert cause.fix.endswith(".") and set(cause.shows) <= {*CLUES, "nonfinite_share"}
+        assert cause.fix.endswith(".") and set(cause.shows) <= {*CLUES, *OTHER_TITLES}
 
 
 @pytest.mark.parametrize(("size", "has_formats"), [(0.1, False), (0.2, True), (1.0, True), (2.0, False)])

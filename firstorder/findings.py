@@ -1,0 +1,137 @@
+"""The findings of `firstorder doctor` in traces and folders: in words, as JSON and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from lab.doctor.diagnosis import Diagnosis
+    from lab.doctor.importers import Dump
+    from lab.doctor.layers.reference import ReferenceModules
+    from lab.doctor.page import Patient
+    from lab.doctor.steps.page import Ward
+
+
+@dataclass
+class Visit:
+    """The named traces (patients) and folders (wards), the JSON on them, and the faults found in them."""
+
+    patients: list[Patient]
+    wards: list[Ward]
+    told: dict[str, list[dict[str, Any]]]
+    faults: list[str]
+
+
+def look(
+    paths: Sequence[Path], columns: Mapping[str, str] | None, old: Path | None, model: Path | None, is_quiet: bool
+) -> Visit:
+    """The visit of all paths, with the model of old's weights if one is named; prints findings unless `is_quiet`."""
+    from firstorder.localise import open_reference
+    from lab.doctor.importers import load_dump
+    from lab.doctor.page import Patient
+    from lab.doctor.steps import words
+
+    reference = None if model is None else open_reference(model)
+    visit = Visit([], [], {"traces": [], "runs": []}, [])
+    for path, label in zip(paths, _labels(list(paths)), strict=True):
+        if path.is_dir():
+            ward = _ward(path, label, columns)
+            visit.wards.append(ward)
+            visit.told["runs"].append({"run": label} | words.as_object(ward.course, ward.num_shared) | ward.about)
+            said, fault = words.lines(ward.course, ward.num_shared), ward.course.fault
+            said = [f"{label}: {said[0]}", said[1], *ward.lines(), *said[2:]]
+        else:
+            dump = load_dump(path, columns, old)
+            name = label + (", with pi in place of old" if dump.is_pi else "")
+            patient = Patient(name, len(visit.patients), dump.trace, _diagnosed(path, dump, reference), dump.caveat)
+            visit.patients.append(patient)
+            visit.told["traces"].append(_object(patient, dump))
+            said, fault = _lines(patient, dump), patient.diagnosis.fault
+        visit.faults += [] if fault is None else [fault.name]
+        if not is_quiet:
+            typer.echo("\n".join(said))
+    return visit
+
+
+def _diagnosed(path: Path, dump: Dump, reference: ReferenceModules | None) -> Diagnosis:
+    from lab.doctor.diagnosis import diagnose
+
+    try:
+        return diagnose(dump.trace, reference)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
+    """The course of a folder's steps, read one at a time."""
+    from lab.doctor.importers.folders import load_steps, step_files
+    from lab.doctor.steps.course import Watch
+    from lab.doctor.steps.page import Ward
+
+    files, watch, first = step_files(folder, columns), Watch(), None
+    for dump in load_steps(files, columns):
+        first = first or dump
+        watch.add(dump.trace)
+    assert first is not None
+    return Ward(
+        label, watch.course(), watch.num_shared, watch.worst, first.format, first.caveat, first.unused, first.is_pi
+    )
+
+
+def write_page(visit: Visit, out: Path) -> None:
+    """The page of a folder, or of all traces together."""
+    from lab.doctor.page import render
+    from lab.doctor.steps.page import render as render_steps
+    from lab.files import atomic_write
+
+    atomic_write(out, render_steps(visit.wards[0]) if visit.wards else render(visit.patients))
+
+
+def _lines(patient: Patient, dump: Dump) -> list[str]:
+    """The verdict, the first thing to do, the data, the evidence, and its place among published figures."""
+    from lab.doctor import standing
+
+    verdict, first, *rest = patient.diagnosis.lines()
+    num, B = int(patient.diagnosis.seen["num_tokens"]), len(dump.trace)
+    read = [f"{num:,} sampled tokens of {B:,} responses, read as {dump.format}."]
+    caveat = [f"Caveat: {dump.caveat}"] if dump.caveat else []
+    unused = [f"Not used: {', '.join(dump.unused)}."] if dump.unused else []
+    stands = standing.lines(standing.figures_of(dump.trace))
+    return [f"{patient.label}: {verdict}", first, *caveat, *read, *unused, *rest, *stands]
+
+
+def _object(patient: Patient, dump: Dump) -> dict[str, Any]:
+    """The same as JSON fields."""
+    found = patient.diagnosis
+    return {
+        "trace": patient.label,
+        "is_pi": dump.is_pi,
+        "verdict": found.verdict,
+        "do_first": found.named[0].fix,
+        "fault": None if found.fault is None else found.fault.name,
+        "share_right": found.share_right,
+        "replay": None if found.trial is None else asdict(found.trial) | {"removed": found.trial.removed},
+        "candidates": [cause.name for cause in found.candidates],
+        "strengths": {cause.name: strength for cause, strength in found.strengths.items()},
+        "clues": dict(found.seen),
+        "num_responses": len(dump.trace),
+        "format": dump.format,
+        "caveat": dump.caveat or None,
+        "caution": found.caution,
+        "unused": list(dump.unused),
+    }
+
+
+def _labels(paths: list[Path]) -> list[str]:
+    """Each file's name, with as many folders before it as tell the files apart."""
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = ["/".join(path.parts[-depth:]) for path in paths]
+        # Distinct paths, as a file may be named twice.
+        if len(set(labels)) == len(set(paths)):
+            return labels
+    return [str(path) for path in paths]

@@ -1,0 +1,99 @@
+"""The replay trial: how much of the gap is left when the model scores the trace again on mu's experts (R3).
+
+A trace shows what comes with the gap. A trial changes one thing, and so shows what causes it:
+
+    removed = 1 - k3 KL(mu, replayed) / k3 KL(mu, natural), at most 1; below 0 where the gap has grown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from lab.doctor.layers.reference import PRECISIONS, Precision, ReferenceModules
+from lab.doctor.layers.routers import response_rows
+from lab.doctor.words import CAUSED, share
+from lab.report.style import number
+from lab.traces import Trace
+from theory.divergences import k3_kl_mu_old
+from theory.routing.record import RoutingRecord
+
+SAME = 0.1
+"""Largest k3 KL of the model from old, as a share of that of mu from old, at which the model counts as old's."""
+
+
+@dataclass(frozen=True)
+class ReplayTrial:
+    """k3 KL(mu, natural) and k3 KL(mu, replayed) of the model in the precision nearest to old, nats per token."""
+
+    precision: Precision
+    distance: float
+    """k3 KL(old, natural)."""
+    natural: float
+    replayed: float
+
+    @property
+    def removed(self) -> float:
+        """The share of the gap that replay removes, at most 1."""
+        return 1 - self.replayed / self.natural
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words."""
+        told = "the routers cause most of it" if self.removed >= CAUSED else "most of it has another cause"
+        return (
+            f"Tried: on its own experts the model's k3 KL from mu is {number(self.natural)}, on mu's experts "
+            f"{number(self.replayed)}. Replay removes {share(self.removed)} of the gap: {told}."
+        )
+
+
+def try_replay(trace: Trace, reference: ReferenceModules) -> ReplayTrial:
+    """Scores the trace on mu's experts and without; ValueError where that would tell nothing.
+
+    It tells nothing where mu and old are equal, where mu's experts are unknown, where the model cannot replay them, and
+    where it does not score as old does: in some precision, up to SAME of the gap.
+    """
+    record = trace.record_mu
+    if record is None:
+        raise ValueError("experts_mu: expected mu's experts for --model, got none")
+    if not reference.replays:
+        raise ValueError(f"--model: expected a model that can replay experts, got one for {reference.name}")
+    scored = _Scored(trace, reference)
+    gap = k3(scored.mu_n, scored.old_n)
+    if not gap > 0:
+        raise ValueError(f"logp_old: expected a gap for --model to explain, got a k3 KL of {number(gap)}")
+    natural = {precision: scored.under(precision) for precision in PRECISIONS}
+    distances = {precision: k3(scored.old_n, found) for precision, found in natural.items()}
+    own = min(PRECISIONS, key=lambda precision: distances[precision])
+    if not distances[own] <= SAME * gap:
+        raise ValueError(
+            f"--model: expected old's weights, at most {SAME:g} of mu's k3 KL of {number(gap)} from old, got "
+            f"{number(distances[own])} (in {own}); a trainer that replays scores differently, too"
+        )
+    return ReplayTrial(own, distances[own], k3(scored.mu_n, natural[own]), k3(scored.mu_n, scored.under(own, record)))
+
+
+class _Scored:
+    """The sampled tokens of a trace, and their log-probabilities under the model."""
+
+    def __init__(self, trace: Trace, reference: ReferenceModules) -> None:
+        self.reference, self.temperature = reference, trace.temperature or 1.0
+        self.sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(trace.offsets.tolist())]
+        self.row_n = response_rows(trace)[trace.is_response]
+        self.mu_n, self.old_n = (side[trace.is_response].double() for side in (trace.logp_mu, trace.logp_old))
+
+    def under(self, precision: Precision, record: RoutingRecord | None = None) -> Float[Tensor, " n"]:
+        """Log-probabilities in that precision; float32 is exact."""
+        model = self.reference if precision == "fp32" else self.reference.rounded(precision)
+        return model.routed(self.sequences, record, self.temperature).logp_R[self.row_n].double()
+
+
+def k3(sampled_n: Float[Tensor, " n"], scored_n: Float[Tensor, " n"]) -> float:
+    """k3 estimate of KL(sampled || scored), nats per token; nan where a log-probability is not finite."""
+    return k3_kl_mu_old(scored_n, sampled_n).mean().item()
+
+
+__all__ = ["ReplayTrial", "try_replay"]

@@ -1,0 +1,94 @@
+"""How the replay trial changes the doctor's diagnoses of planted faults, on models on which no threshold was set.
+
+`python -m tests.pages.replay_trials run` plants every fault that leaves a gap, writes results/replay_trials.csv and the
+table of docs/how-to/diagnose-a-dump.md; without `run` it writes the table alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from lab.doctor.diagnosis import diagnose
+from lab.markdown import markdown_table
+from sandbox.engines import RouterNoise
+from sandbox.measure.layers import DecoderReference
+from tests.pages.doctor_plants import PLANTS, Plant
+from tests.pages.study import ROOT, Part
+from tests.pages.ward import Ward
+
+FILE = ROOT / "results/replay_trials.csv"
+TABLE = Part(ROOT / "docs/how-to/diagnose-a-dump.md", "replay trials")
+WIDE = (
+    "--algorithm.batch.num_prompts", "16", "--seed", "21", "--model.hidden_size", "60", "--model.num_heads", "3",
+    "--model.num_kv_heads", "3",
+)  # fmt: skip
+MANY = (
+    "--algorithm.batch.num_prompts", "16", "--seed", "22", "--model.hidden_size", "88", "--model.num_layers", "3",
+    "--model.num_experts", "10",
+)  # fmt: skip
+DRAWS = (300, 301, 302)
+FORMATS_OF_THE_TRAINER = ("trainer fp8", "both fp8, the engine's from a bf16 export")
+"""Plants whose trainer computes in a format that no reference has: the model does not score as old does."""
+TRIED: dict[str, Plant] = {
+    name: plant
+    for name, plant in PLANTS.items()
+    if plant.cause in ("precision", "routing", "stale", "switched", "wrong_weights", "mask", "temperature")
+    and name not in FORMATS_OF_THE_TRAINER
+} | {f"router noise {std:g}": Plant("routing", RouterNoise(std=std)) for std in (0.5, 1.0)}
+ROUTERS_LAST = "routers never arrive"
+"""Old weights, but those of the routers alone: replay is right to blame the routers."""
+
+
+def trials() -> Iterator[dict[str, Any]]:
+    """One row per model, plant and draw: the diagnosis from the trace alone, and with the trial."""
+    for words in (WIDE, MANY):
+        ward = Ward("configs/arithmetic.yaml", words, 6)
+        reference = DecoderReference(ward.bench.trainer.model)
+        for name, plant in TRIED.items():
+            for draw in DRAWS:
+                trace = ward.trace(plant, draw)
+                alone, tried = diagnose(trace), diagnose(trace, reference)
+                assert tried.trial is not None
+                yield {
+                    "width": words[words.index("--model.hidden_size") + 1],
+                    "plant": name,
+                    "cause": plant.cause,
+                    "draw": draw,
+                    "removed": round(tried.trial.removed, 4),
+                    "alone": alone.named[0].name,
+                    "tried": tried.named[0].name,
+                }
+
+
+def table() -> str:
+    """A line per group of plants: traces, share removed, right and undecided ones without the trial and with it."""
+    rows = pd.read_csv(FILE)
+    groups = {
+        "router noise": rows[rows.cause == "routing"],
+        ROUTERS_LAST: rows[rows.plant == ROUTERS_LAST],
+        "all others": rows[(rows.cause != "routing") & (rows.plant != ROUTERS_LAST)],
+    }
+    lines = []
+    for name, own in groups.items():
+        cells = [name, str(len(own)), f"{own.removed.min():.2f} to {own.removed.max():.2f}"]
+        for way in ("alone", "tried"):
+            right, open_ = (own[way] == own.cause).sum(), (own[way] == "undecided").sum()
+            cells.append(f"{right}, {open_}, {(own[way] == 'routing').sum()}")
+        lines.append(cells)
+    titles = ("planted", "traces", "replay removes", "right, undecided, *routing* without", "with the model")
+    return markdown_table(titles, lines)
+
+
+def main(words: list[str]) -> None:
+    """Runs the trials, if asked, and writes the table."""
+    if words:
+        pd.DataFrame(trials()).to_csv(FILE, index=False)
+    TABLE.write(table())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
