@@ -75,8 +75,8 @@ def doctor(
     A folder is read as the steps of one run: it shows how the gap grows and since which step, and faults that one step
     cannot show (weights that no longer arrive, or only in part; one engine, or one part of the batch, that is off).
 
-    --model scores a trace again with old's weights, on mu's experts and without. If replay removes the gap, the routers
-    cause it; if not, something else does. `firstorder export RUN --step N` writes the weights of a step.
+    --model scores a trace again with old's weights, on mu's experts and without. A gap that replay removes comes
+    through the routers, and one that it leaves does not. `firstorder export RUN --step N` writes a step's weights.
 
     --localise compares the files with a model: dumps of hidden states module by module, a trace by its routes and
     log-probabilities. Without --model it compares two dumps with each other.

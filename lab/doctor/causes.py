@@ -69,14 +69,18 @@ def _temperature(seen: Seen) -> float:
     return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.5, 8)
 
 
+def _not_routed(seen: Seen) -> float:
+    """Whether the gap does not come through the routers, as far as replay was tried."""
+    return under(seen.get("replay_removes", 0.0), words.CAUSED, 8)
+
+
 def _wrong_weights(seen: Seen) -> float:
     """Logits are off by whole units, by the same amount in the same context, even where the policy is sure.
 
     A policy gradient leaves sure tokens alone, and no rounding moves logits that far.
     """
     score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
-    is_other = under(seen.get("replay_removes", 0.0), words.CAUSED, 8)
-    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3) * is_other
+    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3) * _not_routed(seen)
 
 
 def _sharper(seen: Seen) -> float:
@@ -109,13 +113,17 @@ def _routing(seen: Seen) -> float:
 
     The rate that rounding causes depends on the model (0.24 to 2 per unit on the two tried). Where a token's deviation
     repeats with its context, the engine is a function of the context and no router errs by chance: then only routers
-    that differ four times as often count as more than rounding. Where replay was tried, its outcome decides.
+    that differ four times as often count as more than rounding.
+
+    Where replay was tried, routers are to blame only if it removes the gap; then they are if the gap is larger than
+    that of FP8, for rounding before the routers comes through them, too.
     """
-    if "replay_removes" in seen:
-        return over(seen["replay_removes"], words.CAUSED, 8)
     noise = seen.get("noise_share")
     factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.05)
-    return over(seen.get("flips_per_size", 0.0) * factor, 0.65, 5)
+    found = over(seen.get("flips_per_size", 0.0) * factor, 0.65, 5)
+    if "replay_removes" in seen:
+        found = max(found, over(seen.get("size"), words.COARSE, 8)) * (1 - _not_routed(seen))
+    return found
 
 
 def _stale(seen: Seen) -> float:
@@ -127,7 +135,7 @@ def _stale(seen: Seen) -> float:
     if "flips_per_size" not in seen:
         return 0.35 * over(seen.get("size"), 0.05) * is_repeated
     score = seen["kl_per_flip"] / max(seen["flips_per_size"], 1e-12) / max(seen.get("sure_ratio", 0.6), 1e-9)
-    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated
+    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated * _not_routed(seen)
 
 
 def _precision(seen: Seen) -> float:

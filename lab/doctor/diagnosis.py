@@ -40,7 +40,7 @@ class Diagnosis:
     def named(self) -> list[Cause]:
         """The strongest cause, and the next one if it reaches NAMED; *undecided* alone where there are candidates."""
         if pair := self.candidates:
-            return [between(*pair)]
+            return [between(*pair, is_tried=self.trial is not None)]
         first, second, *_ = self.strengths
         return [first, second] if self.strengths[second] >= NAMED else [first]
 

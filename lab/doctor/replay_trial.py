@@ -43,7 +43,11 @@ class ReplayTrial:
     @property
     def sentence(self) -> str:
         """The outcome in words."""
-        told = "the routers cause most of it" if self.removed >= CAUSED else "most of it has another cause"
+        told = (
+            "most of it comes through the routers"
+            if self.removed >= CAUSED
+            else "most of it does not come through them"
+        )
         return (
             f"Tried: on its own experts the model's k3 KL from mu is {number(self.natural)}, on mu's experts "
             f"{number(self.replayed)}. Replay removes {share(self.removed)} of the gap: {told}."

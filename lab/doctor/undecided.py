@@ -38,17 +38,19 @@ CHECKS = {
     "switched": "Score the responses sampled without a weight push separately.",
 }
 """A test of the cause, where one is shorter than its fix."""
+TRY = " With the weights that old scored with, --model FOLDER tries whether it comes through the routers."
 COARSE = (
     " Old or wrong weights and weights in formats coarser than FP8 with a scale per channel look alike at some sizes."
 )
 
 
-def between(first: Cause, second: Cause) -> Cause:
-    """UNDECIDED with the words, the tests and the clues of these two causes."""
+def between(first: Cause, second: Cause, is_tried: bool = False) -> Cause:
+    """UNDECIDED with the words, the tests and the clues of these two causes; `is_tried`: replay was tried already."""
     told = f"One step's numbers do not tell {first.title} from {second.title}."
     if {first.name, second.name} & {*OTHER_WEIGHTS} and "precision" in (first.name, second.name):
         told += COARSE
     trials = " ".join(CHECKS.get(cause.name, cause.fix) for cause in (first, second))
+    trials += "" if is_tried else TRY
     shows = tuple(dict.fromkeys((*first.shows, *second.shows)))
     return replace(UNDECIDED, words=lambda seen: told, fix=trials, shows=shows)
 

@@ -98,14 +98,19 @@ def small(seen: Seen) -> str:
 
 
 def routers(seen: Seen) -> str:
-    """Words for routers that err on their own."""
+    """Words for routers that err on their own, or that replay found to cause the gap."""
+    if "replay_removes" in seen:
+        return (
+            f"{share(seen['router_disagreement'])} of the routers choose other experts, and with mu's experts "
+            f"{share(seen['replay_removes'])} of the KL is gone: noise in the routers, or rounding before them."
+        )
     found = (
         f"{share(seen['router_disagreement'])} of the routers choose other experts, more than a logit deviation of "
         f"{seen['size']:.2g} explains; {share(seen.get('flip_share_of_kl', 0))} of the KL is on tokens whose own "
         "experts differ."
     )
     tokens = seen.get("flip_token_share", 0)
-    if tokens < ALL_TOKENS or "replay_removes" in seen:
+    if tokens < ALL_TOKENS:
         return found
     return (
         f"{found} But {share(tokens)} of all tokens have such experts, so this does not say how much of the KL replay "

@@ -19,7 +19,8 @@ weighs clues. Rules run in order, and a later cause cannot explain what an earli
 strength 0.25 or more is named beside the first. If the trace has both sides' experts and the strongest cause is below
 0.7, or old or wrong weights lead while a logit is off by 0.7 to 1.2, the diagnosis is *undecided* between two causes
 (`lab/doctor/undecided.py`): it names both, with a test of each. `--fail-on undecided` selects it by name, `--json` lists
-both as `candidates`.
+both as `candidates`. With the weights that old scored with, `--model FOLDER` tries replay on them, and the outcome decides
+between the routers and other weights ([how often](how-to/diagnose-a-dump.md#try-the-cause)).
 
 The rules rest on these facts. The mean ratio is 1 for any two policies over the same tokens, but a mask makes it the
 kept mass. A temperature is a slope of logits. Noise does not repeat in the same context. Routers that err on their own

@@ -22,15 +22,12 @@ from tests.pages.ward import Ward
 
 FILE = ROOT / "results/replay_trials.csv"
 TABLE = Part(ROOT / "docs/how-to/diagnose-a-dump.md", "replay trials")
-WIDE = (
-    "--algorithm.batch.num_prompts", "16", "--seed", "21", "--model.hidden_size", "60", "--model.num_heads", "3",
-    "--model.num_kv_heads", "3",
+WIDE = ("--algorithm.batch.num_prompts", "16", "--seed", "23", "--model.hidden_size", "104")
+DEEP = (
+    "--algorithm.batch.num_prompts", "16", "--seed", "24", "--model.hidden_size", "52", "--model.num_heads", "2",
+    "--model.num_kv_heads", "2", "--model.num_layers", "3", "--model.num_experts", "12",
 )  # fmt: skip
-MANY = (
-    "--algorithm.batch.num_prompts", "16", "--seed", "22", "--model.hidden_size", "88", "--model.num_layers", "3",
-    "--model.num_experts", "10",
-)  # fmt: skip
-DRAWS = (300, 301, 302)
+DRAWS = (400, 401, 402)
 FORMATS_OF_THE_TRAINER = ("trainer fp8", "both fp8, the engine's from a bf16 export")
 """Plants whose trainer computes in a format that no reference has: the model does not score as old does."""
 TRIED: dict[str, Plant] = {
@@ -45,7 +42,7 @@ ROUTERS_LAST = "routers never arrive"
 
 def trials() -> Iterator[dict[str, Any]]:
     """One row per model, plant and draw: the diagnosis from the trace alone, and with the trial."""
-    for words in (WIDE, MANY):
+    for words in (WIDE, DEEP):
         ward = Ward("configs/arithmetic.yaml", words, 6)
         reference = DecoderReference(ward.bench.trainer.model)
         for name, plant in TRIED.items():

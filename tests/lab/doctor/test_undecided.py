@@ -16,7 +16,7 @@ from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.importers import rows
 from lab.doctor.reliability import BINS, bin_of, share_right
-from lab.doctor.undecided import CHECKS, COARSE, DECIDED, LEAST_WHOLE, MOST_WHOLE, between, candidates
+from lab.doctor.undecided import CHECKS, COARSE, DECIDED, LEAST_WHOLE, MOST_WHOLE, TRY, between, candidates
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
 from theory.streams import stream
@@ -63,7 +63,7 @@ def test_an_undecided_diagnosis_names_both_in_its_first_line() -> None:
     found = Diagnosis(SEEN, strengths(precision=0.4, stale=0.3))
     assert [cause.name for cause in found.named] == ["undecided"] and found.fault and found.share_right is None
     both = f"{BY_NAME['precision'].title} (0.40) or {BY_NAME['stale'].title} (0.30)"
-    trials = f"{CHECKS['precision']} {CHECKS['stale']}"
+    trials = f"{CHECKS['precision']} {CHECKS['stale']}{TRY}"
     assert found.lines()[:2] == [f"undecided: it looks like {both}.", f"Do first: {trials}"]
     sure = Diagnosis(SEEN, strengths(precision=0.9, stale=0.1))
     assert sure.named[0].name == "precision" and sure.share_right == share_right(0.9)
@@ -80,6 +80,7 @@ def test_what_is_said_is_of_the_two(first: str, second: str, is_coarse: bool) ->
     told = cause.words(SEEN)
     assert all(one.title in told and CHECKS.get(one.name, one.fix) in cause.fix for one in pair)
     assert told.endswith(COARSE) == is_coarse
+    assert cause.fix.endswith(TRY) and TRY not in between(*pair, is_tried=True).fix
     assert set(cause.shows) == {*pair[0].shows, *pair[1].shows} and len(set(cause.shows)) == len(cause.shows)
 
 
