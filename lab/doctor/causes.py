@@ -69,9 +69,14 @@ def _temperature(seen: Seen) -> float:
     return over(seen.get("logit_fit"), 0.6, 6) * over(abs(slope - 1), 0.03) * over(slope, 0.5, 8)
 
 
-def _not_routed(seen: Seen) -> float:
-    """Whether the gap does not come through the routers, as far as replay was tried."""
-    return under(seen.get("replay_removes", 0.0), words.CAUSED, 8)
+def _large(seen: Seen) -> float:
+    """Whether the gap is too large for FP8 per channel, so that rounding alone does not explain it."""
+    return over(seen.get("size"), words.COARSE, 8)
+
+
+def _routed(seen: Seen) -> float:
+    """Whether a large gap comes through the routers, as replay showed; 0 where it was not tried."""
+    return over(seen.get("replay_removes"), words.CAUSED, 8) * _large(seen)
 
 
 def _wrong_weights(seen: Seen) -> float:
@@ -80,7 +85,7 @@ def _wrong_weights(seen: Seen) -> float:
     A policy gradient leaves sure tokens alone, and no rounding moves logits that far.
     """
     score = seen.get("size", 0.0) * seen.get("sure_ratio", 0.6)
-    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3) * _not_routed(seen)
+    return over(score, 0.75) * under(seen.get("noise_share", 0.0), 0.3) * (1 - _routed(seen))
 
 
 def _sharper(seen: Seen) -> float:
@@ -115,14 +120,14 @@ def _routing(seen: Seen) -> float:
     repeats with its context, the engine is a function of the context and no router errs by chance: then only routers
     that differ four times as often count as more than rounding.
 
-    Where replay was tried, routers are to blame only if it removes the gap; then they are if the gap is larger than
-    that of FP8, for rounding before the routers comes through them, too.
+    Where replay was tried, it decides on large gaps. Small ones it leaves to these clues: rounding before the routers
+    comes through them, too.
     """
     noise = seen.get("noise_share")
     factor = 1.0 if noise is None else REPEATED + (1 + noise - REPEATED) * over(noise, 0.05)
     found = over(seen.get("flips_per_size", 0.0) * factor, 0.65, 5)
     if "replay_removes" in seen:
-        found = max(found, over(seen.get("size"), words.COARSE, 8)) * (1 - _not_routed(seen))
+        found = found * (1 - _large(seen)) + _routed(seen)
     return found
 
 
@@ -135,7 +140,7 @@ def _stale(seen: Seen) -> float:
     if "flips_per_size" not in seen:
         return 0.35 * over(seen.get("size"), 0.05) * is_repeated
     score = seen["kl_per_flip"] / max(seen["flips_per_size"], 1e-12) / max(seen.get("sure_ratio", 0.6), 1e-9)
-    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated * _not_routed(seen)
+    return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated * (1 - _routed(seen))
 
 
 def _precision(seen: Seen) -> float:

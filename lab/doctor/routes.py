@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from lab.doctor.view import MIN_TOKENS, View
 from theory.divergences import k3_kl_mu_old
@@ -41,8 +43,13 @@ def kl_per_flip(view: View) -> float | None:
 
     One token in a thousand may carry most of the KL and would dominate the ratio.
     """
-    rate, k3_n = _flip_rate(view), k3_kl_mu_old(view.old_n, view.mu_n).sort().values
-    return None if rate is None else k3_n[: math.ceil(0.995 * len(k3_n))].mean().item() / rate
+    rate = _flip_rate(view)
+    return None if rate is None else most(k3_kl_mu_old(view.old_n, view.mu_n)) / rate
+
+
+def most(k3_n: Float[Tensor, " n"]) -> float:
+    """The mean without the largest 0.5 %."""
+    return k3_n.sort().values[: math.ceil(0.995 * len(k3_n))].mean().item()
 
 
 def flip_share_of_kl(view: View) -> float | None:

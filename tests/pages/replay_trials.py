@@ -22,12 +22,12 @@ from tests.pages.ward import Ward
 
 FILE = ROOT / "results/replay_trials.csv"
 TABLE = Part(ROOT / "docs/how-to/diagnose-a-dump.md", "replay trials")
-WIDE = ("--algorithm.batch.num_prompts", "16", "--seed", "23", "--model.hidden_size", "104")
+WIDE = ("--algorithm.batch.num_prompts", "16", "--seed", "25", "--model.hidden_size", "96")
 DEEP = (
-    "--algorithm.batch.num_prompts", "16", "--seed", "24", "--model.hidden_size", "52", "--model.num_heads", "2",
-    "--model.num_kv_heads", "2", "--model.num_layers", "3", "--model.num_experts", "12",
+    "--algorithm.batch.num_prompts", "16", "--seed", "26", "--model.hidden_size", "36", "--model.num_heads", "3",
+    "--model.num_kv_heads", "3", "--model.num_layers", "3", "--model.num_experts", "16",
 )  # fmt: skip
-DRAWS = (400, 401, 402)
+DRAWS = (500, 501, 502)
 FORMATS_OF_THE_TRAINER = ("trainer fp8", "both fp8, the engine's from a bf16 export")
 """Plants whose trainer computes in a format that no reference has: the model does not score as old does."""
 TRIED: dict[str, Plant] = {
