@@ -97,12 +97,12 @@ class Diagnosis:
 
 
 def diagnose(trace: Trace, reference: ReferenceModules | None = None) -> Diagnosis:
-    """The diagnosis of one trace, with the replay trial where the model of old's weights is given.
+    """The diagnosis of one trace, with the replay trial where the model of old's weights is given and the sides differ.
 
     Raises ValueError where no token was sampled, and where a trial would tell nothing.
     """
     seen = gather(trace)
-    if reference is None:
+    if reference is None or not seen.get("k3_kl", 0.0) > 0:  # values that are not finite have no k3
         return Diagnosis(seen, weigh(seen))
     trial = try_replay(trace, reference)
     seen |= {"replay_removes": trial.removed}

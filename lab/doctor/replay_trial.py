@@ -51,9 +51,10 @@ class ReplayTrial:
             if self.removed >= CAUSED
             else "most of it does not come through them"
         )
+        own, mus = number(self.natural), number(self.replayed)
         return (
-            f"Tried: on its own experts the model's k3 KL from mu, without its largest 0.5 %, is {number(self.natural)}, "
-            f"on mu's experts {number(self.replayed)}. Replay removes {share(self.removed)} of the gap: {told}."
+            f"Tried: the model's k3 KL from mu is {own} on its own experts, {mus} on mu's (without the largest 0.5 %). "
+            f"Replay removes {share(self.removed)} of the gap: {told}."
         )
 
 

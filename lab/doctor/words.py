@@ -100,8 +100,8 @@ def routers(seen: Seen) -> str:
     """Words for routers that err on their own, or that replay found to cause the gap."""
     if "replay_removes" in seen:
         return (
-            f"{share(seen['router_disagreement'])} of the routers choose other experts, and with mu's experts "
-            f"{share(seen['replay_removes'])} of the KL, without its largest 0.5 %, is gone."
+            f"{share(seen['router_disagreement'])} of the routers choose other experts. With mu's, "
+            f"{share(seen['replay_removes'])} of the KL is gone."
         )
     found = (
         f"{share(seen['router_disagreement'])} of the routers choose other experts, more than a logit deviation of "

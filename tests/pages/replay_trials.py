@@ -49,7 +49,8 @@ def trials() -> Iterator[dict[str, Any]]:
             for draw in DRAWS:
                 trace = ward.trace(plant, draw)
                 alone, tried = diagnose(trace), diagnose(trace, reference)
-                assert tried.trial is not None
+                if tried.trial is None:
+                    continue  # the two sides are equal to the bit
                 yield {
                     "width": words[words.index("--model.hidden_size") + 1],
                     "plant": name,

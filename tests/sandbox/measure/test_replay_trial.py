@@ -117,6 +117,12 @@ def test_rounding_keeps_its_name_where_it_comes_through_the_routers() -> None:
     assert few["precision"] > 0.9 > 0.1 > few["routing"] and many["routing"] > 0.9
 
 
+def test_nothing_is_tried_where_there_is_no_gap() -> None:
+    """Equal sides are diagnosed as without a model."""
+    found = diagnose(traced("exact"), REFERENCE)
+    assert found.trial is None and found.named[0].name == "nothing"
+
+
 class Deaf(DecoderReference):
     """A reference that cannot replay."""
 
@@ -144,8 +150,8 @@ def test_the_command_tries_and_tells(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--out", str(tmp_path / "page.html")]) == 3
     verdict, _, *rest = capsys.readouterr().out.splitlines()
     assert "it looks like routers that choose other experts" in verdict
-    assert any(line.startswith("Tried: on its own experts the model's k3 KL from mu is ") for line in rest)
-    assert "Tried: on its own experts" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert any(line.startswith("Tried: the model's k3 KL from mu is ") for line in rest)
+    assert "Replay removes" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert main([*words, "--json"]) == 3
     (told,) = json.loads(capsys.readouterr().out)["traces"]
     assert told["replay"]["removed"] == pytest.approx(1 - told["replay"]["replayed"] / told["replay"]["natural"])
