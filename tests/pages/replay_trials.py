@@ -1,4 +1,4 @@
-"""How the replay trial changes the doctor's diagnoses of planted faults, on models on which no threshold was set.
+"""Diagnoses of planted faults with the replay trial and without, on models on which no threshold was set.
 
 `python -m tests.pages.replay_trials run` plants every fault that leaves a gap, writes results/replay_trials.csv and the
 table of docs/how-to/diagnose-a-dump.md; without `run` it writes the table alone.
