@@ -11,7 +11,9 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.worker as ray_worker
@@ -30,6 +32,11 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Variables that Ray reads when it connects: no usage reports leave the machine; an actor that asks for no GPU keeps
 the devices that it was given (colocated engines)."""
+
+STARTS = 3
+"""Times that a private Ray is started before the machine counts as too busy."""
+LATE = "timed out during startup"
+"""The words by which Ray says that its processes were late."""
 
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
 
@@ -50,7 +57,8 @@ def ray_session(
 
     A private one requires the token that it was started with, and listens on loopback alone; with another
     `own_address`, Ray listens on all interfaces.
-    Raises ValueError, naming `field` and within 2 CONNECT_S, where there is no cluster at the address.
+    Raises ValueError, naming `field`: within 2 CONNECT_S where there is no cluster at the address, and where a private
+    one did not start.
     """
     if ray.is_initialized():
         yield
@@ -76,20 +84,42 @@ def ray_session(
         return
     with _own_folder() as temporary, _guarded(is_local=own_address == LOOPBACK):
         try:
-            with kept_handlers():
-                ray.init(
-                    address="local",  # None would join a cluster that somebody else has on this machine
-                    num_cpus=num_cpus,
-                    object_store_memory=object_store_bytes,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _temp_dir=str(temporary),
-                    _node_ip_address=own_address,
-                )
+            _start(
+                field,
+                num_cpus=num_cpus,
+                object_store_memory=object_store_bytes,
+                _temp_dir=str(temporary),
+                _node_ip_address=own_address,
+            )
             yield
         finally:
             ray.shutdown()
+
+
+def _start(field: str, **words: Any) -> None:
+    """Starts Ray, again where it is late: it gives its own processes half a minute, too little on a busy machine."""
+    for left in reversed(range(STARTS)):
+        try:
+            with kept_handlers():
+                ray.init(
+                    address="local",  # None would join a cluster that somebody else has on this machine
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **words,
+                )
+            return
+        except Exception as error:  # Ray's class for it is Exception itself
+            if LATE not in str(error):
+                raise
+            if not left:
+                raise ValueError(f"{field}: Ray did not start on this machine, {STARTS} times: {error}") from None
+            ray.shutdown()
+            # What a late start leaves behind would compete with the next one.
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if any(words["_temp_dir"] in word for word in process.cmdline()):
+                        process.kill()
 
 
 @contextlib.contextmanager

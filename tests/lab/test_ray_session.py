@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -125,3 +126,39 @@ def listening_addresses(process: psutil.Process) -> list[str]:
     family = [process, *process.children(recursive=True)]
     sockets = [one for member in family for one in member.net_connections(kind="inet")]
     return [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
+
+
+def test_a_late_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray whose processes are late is started anew, its processes killed; after STARTS times it is one line, and any
+    other error is raised as it is."""
+    children: list[subprocess.Popen[bytes]] = []
+    errors: list[Exception] = []
+
+    def init(**options: object) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(600)", f"--dir={options['_temp_dir']}"]
+        children.append(subprocess.Popen(command))
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(ray, "init", init)
+    late = Exception("The current node timed out during startup. This could happen because ...")
+    try:
+        errors += [late] * (module.STARTS - 1)
+        with ray_session(None, num_cpus=1, object_store_bytes=2**20):
+            assert [child.wait(30) for child in children[:-1]] == [-signal.SIGKILL] * (module.STARTS - 1)
+            assert len(children) == module.STARTS and children[-1].poll() is None
+        errors += [late] * module.STARTS
+        with (
+            pytest.raises(ValueError, match=rf"^--jobs: Ray did not start on this machine, {module.STARTS} times: "),
+            ray_session(None, num_cpus=1, object_store_bytes=2**20, field="--jobs"),
+        ):
+            pass
+        assert errors == [] and len(children) == 2 * module.STARTS
+        errors += [OSError("No space left on device")]
+        with pytest.raises(OSError, match="No space left"), ray_session(None, num_cpus=1, object_store_bytes=2**20):
+            pass
+        assert len(children) == 2 * module.STARTS + 1
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
