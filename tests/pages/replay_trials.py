@@ -63,7 +63,7 @@ def trials() -> Iterator[dict[str, Any]]:
 
 
 def table() -> str:
-    """A line per group of plants: traces, share removed, right and undecided ones without the trial and with it."""
+    """A line per group of plants: traces, share removed, and diagnoses from the trace alone → with the trial."""
     rows = pd.read_csv(FILE)
     groups = {
         "router noise": rows[rows.cause == "routing"],
@@ -73,11 +73,11 @@ def table() -> str:
     lines = []
     for name, own in groups.items():
         cells = [name, str(len(own)), f"{own.removed.min():.2f} to {own.removed.max():.2f}"]
-        for way in ("alone", "tried"):
-            right, open_ = (own[way] == own.cause).sum(), (own[way] == "undecided").sum()
-            cells.append(f"{right}, {open_}, {(own[way] == 'routing').sum()}")
+        for wanted in (own.cause, "undecided", "routing"):
+            before, after = ((own[way] == wanted).sum() for way in ("alone", "tried"))
+            cells.append(f"{before} → {after}")
         lines.append(cells)
-    titles = ("planted", "traces", "replay removes", "right, undecided, *routing* without", "with the model")
+    titles = ("planted", "traces", "replay removes", "named rightly", "undecided", "named *routing*")
     return markdown_table(titles, lines)
 
 
