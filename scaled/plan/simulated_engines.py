@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 from typing import cast
 
 import numpy as np
@@ -16,6 +18,7 @@ from scaled.config import ScaledRun
 from scaled.plan import compute, passes
 from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import Gpu
+from scaled.plan.simulated_groups import Groups, SimulatedGroup
 from theory.streams import derive_seed
 
 Events = Generator[simpy.Event, None, None]
@@ -45,6 +48,13 @@ class SimulatedEngines:
         self.tokens, self.chance, self.seed = tokens, chance, seed
         algorithm = config.algorithm.build()
         self.num_responses = algorithm.num_prompts * algorithm.num_responses
+        self.group_size, self.steps_off, over = (
+            algorithm.num_responses,
+            config.schedule.steps_off,
+            algorithm.oversampling,
+        )
+        self.groups = None if over is None else Groups(self._group, algorithm.num_prompts, over)
+        self._batches: dict[int, list[int]] = {}
         self._until_failure = lambda: until_failure(config.rollout.tensor_parallel)
         # An engine on GPUs of its own fails alone; one that shares them goes down with their rank.
         own = config.cluster.placement == "separate"
@@ -54,18 +64,35 @@ class SimulatedEngines:
         )
 
     def lengths(self, step: int) -> list[int]:
-        """The tokens of that step's sequences, in the order of its prompts."""
+        """The tokens of that step's sequences: in the order of its prompts, or of its groups after its rollout."""
+        return self._drawn(self.num_responses, step) if self.groups is None else self._batches[step]
+
+    def _group(self, number: int) -> list[int]:
+        """The tokens of that group's sequences."""
+        return self._drawn(self.group_size, "group", number)
+
+    def _drawn(self, num: int, *names: str | int) -> list[int]:
         mean, longest = self.tokens
         if not self.chance.is_length_drawn:
-            return [mean] * self.num_responses
-        u = np.random.default_rng(derive_seed(self.seed, "lengths", step)).random(self.num_responses)
+            return [mean] * num
+        u = np.random.default_rng(derive_seed(self.seed, "lengths", *names)).random(num)
         return passes.quantiles(u, mean, longest)
+
+    def _work(self, step: int) -> list[tuple[list[SimulatedGroup], int]]:
+        """For each engine its groups of that step, and how many of them end its share."""
+        num = self.block.num_engines
+        if self.groups is not None:
+            return self.groups.begin(max(0, step - self.steps_off), num)
+        found = self.lengths(step)
+        alone = [[SimulatedGroup(0, [length], [length], step) for length in found[i::num]] for i in range(num)]
+        return [(groups, len(groups)) for groups in alone]
 
     def rollout(self, step: int) -> Events:
         """All engines sample their shares; the last one ends it."""
-        found, num = self.lengths(step), self.block.num_engines
+        num = self.block.num_engines
         slow = np.random.default_rng(derive_seed(self.seed, "engines", step)).normal(0.0, self.chance.slow_std, num)
-        engines = [self.env.process(self.engine(i, found[i::num], math.exp(slow[i]))) for i in range(num)]
+        shares = enumerate(self._work(step))
+        engines = [self.env.process(self.engine(i, *share, math.exp(slow[i]))) for i, share in shares]
         start = self.env.now
         try:
             yield self.env.all_of(engines)
@@ -75,25 +102,32 @@ class SimulatedEngines:
                     one.interrupt()
             return
         self.day.idle_s += sum(self.env.now - start - cast("float", one.value) for one in engines) / num
+        if self.groups is not None:
+            self._batches[step] = self.groups.end(max(0, step + 1 - self.steps_off))
 
-    def engine(self, number: int, lengths: Sequence[int], slow: float) -> Generator[simpy.Event, None, float]:
-        """One engine's share, at most max_num_seqs together, in order; returns the seconds it took.
+    def engine(
+        self, number: int, groups: Sequence[SimulatedGroup], enough: int, slow: float
+    ) -> Generator[simpy.Event, None, float]:
+        """One engine's share, at most max_num_seqs together, in order, until `enough` groups are complete; returns the
+        seconds it took.
 
-        A lost engine starts the responses that it was decoding again.
+        A lost engine starts the responses that it was decoding again, from where this rollout found them.
         """
-        # active: a heap of (token count of the engine at which a response ends, its length).
-        start, waiting, active, tokens = self.env.now, list(reversed(lengths)), [], 0
+        waiting = deque((group, r) for group in groups for r, left in enumerate(group.left) if left)
+        # A heap of (token count of the engine at which a response ends, a number that breaks ties, group, response).
+        active: list[tuple[int, int, SimulatedGroup, int]] = []
+        start, tokens, begun, complete = self.env.now, 0, count(), 0
         try:
-            while waiting or active:
+            while complete < enough:
                 while waiting and len(active) < self.block.max_num_seqs:
-                    length = waiting.pop()
-                    heapq.heappush(active, (tokens + length, length))
+                    group, r = waiting.popleft()
+                    heapq.heappush(active, (tokens + group.left[r], next(begun), group, r))
                 # Until the next response ends, the batch and so the time per token are constant.
                 seconds = (active[0][0] - tokens) * self.decode(len(active)) * slow
                 if self.env.now + seconds > self.failure[number]:
                     # max: it may have failed before this rollout began.
                     yield self.env.timeout(max(0.0, self.failure[number] - self.env.now))
-                    waiting += [length for _, length in active]
+                    waiting.extendleft((group, r) for *_, group, r in sorted(active, reverse=True))
                     active, self.day.num_engine_failures = [], self.day.num_engine_failures + 1
                     yield self.env.timeout(self.chance.engine_restart_s)
                     self.failure[number] = self.env.now + self._until_failure()
@@ -101,7 +135,11 @@ class SimulatedEngines:
                 yield self.env.timeout(seconds)
                 tokens = active[0][0]
                 while active and active[0][0] == tokens:
-                    heapq.heappop(active)
+                    *_, group, r = heapq.heappop(active)
+                    group.left[r] = 0
+                    complete += group.is_complete
+            for end, _, group, r in active:
+                group.left[r] = end - tokens
         except simpy.Interrupt:
             pass
         return self.env.now - start

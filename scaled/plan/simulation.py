@@ -112,6 +112,7 @@ class _Play:
         # Rollouts of the batch at hand and of those ahead, by step, and those that the last checkpoint has.
         self.sampling: dict[int, simpy.Process] = {}
         self.saved: dict[int, simpy.Process] = {}
+        self.saved_groups = None if self.engines.groups is None else self.engines.groups.copied()
         # A repeated step has the same lengths.
         self.training_of = functools.lru_cache(self._training_of)
 
@@ -160,7 +161,8 @@ class _Play:
         try:
             while True:
                 self._begin_sampling(step)
-                yield from self._stage("rollout", self.sampling.pop(step))
+                yield from self._stage("rollout", self.sampling[step])
+                del self.sampling[step]  # not before: a failure interrupts all that are under way
                 yield from self._stage("training", self.env.timeout(self.training_s(step)))
                 if step + 1 in self.sampling:
                     yield from self._stage("rollout", self.sampling[step + 1])
@@ -174,12 +176,14 @@ class _Play:
                     yield from self._stage("rollout", self.env.all_of(list(self.sampling.values())))
                     yield from self._stage("checkpoint", self.env.timeout(self.save_s))
                     self.saved = dict(self.sampling)
+                    self.saved_groups = None if self.engines.groups is None else self.engines.groups.copied()
                     return num
         except simpy.Interrupt:
             for one in self.sampling.values():
                 if one.is_alive:
                     one.interrupt()
             self.sampling = dict(self.saved)
+            self.engines.groups = None if self.saved_groups is None else self.saved_groups.copied()
             return 0
 
     def _begin_sampling(self, step: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lab.config.algorithm import OversamplingBlock
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan.day import STAGES, Chance, Day, Rates
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 LAGS = (0, 1, 2, 4)
 """Values of schedule.steps_off that are compared, where ranks and engines have GPUs of their own."""
 
+KEPT_FOR = 4
+"""Versions for which the extra prompts' responses are kept; they are a quarter of the batch's."""
+
 
 @dataclass(frozen=True)
 class Scenario:
@@ -31,7 +35,8 @@ class Scenario:
 
 
 def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
-    """The recipe itself, then without each chance, and with another schedule, padding and checkpoint interval."""
+    """The recipe itself, then without each chance, and with another schedule, over-sampling, padding and checkpoint
+    interval."""
     yield Scenario("as it is", config, chance)
     yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
     yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
@@ -40,6 +45,13 @@ def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
         for lag in LAGS:
             if lag != config.schedule.steps_off:
                 yield Scenario(f"schedule.steps_off {lag}", _with(config, "schedule", steps_off=lag), chance)
+    algorithm = config.algorithm.build()
+    if algorithm.oversampling is not None:
+        yield Scenario("no over-sampling", _with(config, "algorithm", oversampling=None), chance)
+    elif algorithm.max_turns == 1 and algorithm.passes.rollout != "predicted":  # where partial rollouts are allowed
+        more = OversamplingBlock(extra_prompts=-(-algorithm.num_prompts // 4), max_staleness=KEPT_FOR)
+        words = f"{more.extra_prompts} extra prompts, kept"
+        yield Scenario(words, _with(config, "algorithm", oversampling=more), chance)
     if config.training.max_tokens_per_micro_batch is None:
         budget = config.rollout.max_model_len
         words = f"{budget} tokens per micro-batch"

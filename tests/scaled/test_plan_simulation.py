@@ -21,6 +21,7 @@ from scaled.plan.hardware import gpu_named
 from scaled.plan.measured import measured, rates_of, simulated
 from scaled.plan.memory import CHECKPOINT_BYTES
 from scaled.plan.passes import quantiles
+from scaled.plan.simulated_groups import SimulatedGroup
 from scaled.plan.simulation import _Play, play, play_steps
 from tests.lab.synthetic_runs import DEMO, made_up_trace
 
@@ -117,7 +118,7 @@ def test_scenarios_change_one_thing() -> None:
     for one in others:
         blocks = [name for name in type(config).model_fields if getattr(one.config, name) != getattr(config, name)]
         assert len(blocks) + (one.chance != first.chance) == 1, one.words
-    assert len({one.words for one in others}) == len(others) == 9
+    assert len({one.words for one in others}) == len(others) == 10
     day = play(config, QWEN, H100, 2.0, 300, TOKENS)
     assert what_if.sentence(day).startswith(f"{day.num_steps} steps in 2 hours, ")
     assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
@@ -129,7 +130,8 @@ def test_a_lost_engine_samples_again_what_it_was_decoding() -> None:
     played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
     whole = TOKENS * compute.decode_step_seconds(config, QWEN, H100, share, TOKENS / 2)
     played.engines.failure[0] = whole / 2
-    process = played.env.process(played.engines.engine(0, [TOKENS] * share, 1.0))
+    alone = [SimulatedGroup(i, [TOKENS], [TOKENS], 0) for i in range(share)]
+    process = played.env.process(played.engines.engine(0, alone, share, 1.0))
     assert played.env.run(process) == pytest.approx(1.5 * whole + CERTAIN.engine_restart_s, rel=1e-12)
     assert played.day.num_engine_failures == 1
 
@@ -204,3 +206,18 @@ def test_rates_are_measured_over_planned(tmp_path: Path) -> None:
     assert vars(rates) == pytest.approx(dict.fromkeys(vars(rates), 2.0), rel=1e-9)
     with pytest.raises(ValueError, match=r"schedule.steps_off: expected 0 of a run to take rates from, got 1"):
         rates_of(lagging(1), QWEN, H100, found)
+
+
+def test_a_failure_ends_the_rollout_under_way() -> None:
+    """The engines of a rollout that a rank's death interrupts stop, so that none of it is counted later."""
+    config = recipe()
+    whole = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS).rollout_s
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    played.engines.lengths = lambda step: [TOKENS, TOKENS // 2] * 32
+    main = played.env.process(played.run())
+    played.env.run(until=whole / 3)
+    main.interrupt()
+    played.env.run(until=whole / 3 + CERTAIN.restart_s / 2)
+    assert played.day.num_failures == 1 and played.day.idle_s == 0
+    played.env.run(until=whole + CERTAIN.restart_s / 2)  # past the end that it would have had
+    assert played.day.idle_s == 0

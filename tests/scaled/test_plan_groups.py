@@ -1,0 +1,135 @@
+"""Laws of simulated over-sampling: every group is trained on once, waits or is given up; rollouts end when they may."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from scaled.plan.day import Day
+from scaled.plan.passes import quantiles
+from scaled.plan.simulated_groups import Groups
+from scaled.plan.simulation import _Play, play_steps
+from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, recipe
+from theory.algorithm import Oversampling
+
+P, G, MEAN = 8, 8, 300
+DRAWN = replace(CERTAIN, is_length_drawn=True)
+
+
+def sampled(extra: int, unfinished: str = "keep", max_staleness: int = 100, *words: str) -> _Play:
+    """A play of that recipe; without extra prompts none of the block."""
+    over = f"{{extra_prompts: {extra}, unfinished: {unfinished}, max_staleness: {max_staleness}}}" if extra else "null"
+    lag = ("--schedule.max_staleness", str(max_staleness), "--rollout.routes", "capture")
+    config = recipe("--algorithm.replay.mode", "R3", "--algorithm.oversampling", over, *lag, *words)
+    return _Play(config, QWEN, H100, (MEAN, TOKENS), DRAWN, 0, Day(0.0))
+
+
+def rollouts(played: _Play, num: int) -> list[list[int]]:
+    """The batches of the first steps, rollouts alone."""
+
+    def all_() -> object:
+        for step in range(num):
+            yield from played.engines.rollout(step)
+
+    played.env.run(played.env.process(all_()))  # type: ignore[arg-type]
+    return [played.engines.lengths(step) for step in range(num)]
+
+
+@pytest.mark.parametrize("engines", ["1", "2", "3"])
+def test_kept_groups_are_trained_on_once_and_have_the_laws_mean(engines: str) -> None:
+    """Batches are of whole groups, oldest first, each once; what is not in one waits, and lengths are as drawn.
+
+    4 standard errors of the mean of 60 x 64 lengths; dropping the tail is far below that.
+    """
+    played = sampled(4, "keep", 100, "--rollout.num_engines", engines)
+    batches = rollouts(played, 60)
+    groups = played.engines.groups
+    assert groups is not None and all(len(batch) == P * G for batch in batches)
+    trained = [tuple(batch[i : i + G]) for batch in batches for i in range(0, P * G, G)]
+    waiting = [tuple(group.lengths) for group in groups.waiting]
+    begun = [tuple(groups.draw(number)) for number in range(groups.next_number)]
+    assert sorted(trained + waiting) == sorted(begun) and len(waiting) <= 4
+    law = np.array(quantiles(np.random.default_rng(1).random(20_000), MEAN, TOKENS))
+    error = law.std() / math.sqrt(len(batches) * P * G)
+    assert fmean(map(fmean, batches)) == pytest.approx(law.mean(), abs=4 * error)
+    dropped = rollouts(sampled(16, "drop", 100, "--rollout.num_engines", engines), 60)
+    assert fmean(map(fmean, dropped)) < law.mean() - 8 * error
+
+
+def test_a_rollout_lasts_until_enough_groups_are_complete() -> None:
+    """One engine with room for all: it decodes the steps of group after group, played by hand, to the token."""
+    played = sampled(4, "keep", 100, "--rollout.num_engines", "1", "--rollout.max_num_seqs", "1000")
+    steps: list[int] = []
+    played.engines.decode = lambda active: 1.0  # a second per token, whatever the number of responses
+    for step in range(20):
+        start = played.env.now
+        played.env.run(played.env.process(played.engines.rollout(step)))
+        steps.append(round(played.env.now - start))
+    open_: list[np.ndarray] = []
+    number, wanted = 0, []
+    for _ in range(20):
+        while len(open_) < P + 4:
+            open_.append(np.array(played.engines.groups.draw(number)))  # type: ignore[union-attr]
+            number += 1
+        cut = sorted(group.max() for group in open_)[P - 1]
+        wanted.append(int(cut))
+        ended = [group.max() <= cut for group in open_]
+        # At most P are taken; ties wait, complete, and shorten no rollout here.
+        assert sum(ended) == P
+        open_ = [group - cut for group, has_ended in zip(open_, ended, strict=True) if not has_ended]
+    assert steps == wanted
+
+
+def test_groups_too_old_are_given_up() -> None:
+    """With a bound of one version no waiting group is older; without one in reach some are."""
+    ages = {}
+    for bound in (1, 100):
+        played, found = sampled(4, "keep", bound), []
+        for step in range(40):
+            played.env.run(played.env.process(played.engines.rollout(step)))
+            assert played.engines.groups is not None
+            found += [step + 1 - group.version for group in played.engines.groups.waiting]
+        ages[bound] = max(found)
+    assert ages[1] == 1 < ages[100]
+
+
+def test_extra_prompts_shorten_a_run() -> None:
+    """Kept extra prompts save time, dropped ones less."""
+    hours = {
+        kind: play_steps(played.config, QWEN, H100, 20, MEAN, TOKENS, DRAWN).hours
+        for kind, played in {"none": sampled(0), "keep": sampled(8), "drop": sampled(8, "drop")}.items()
+    }
+    assert hours["keep"] < hours["drop"] < hours["none"]
+
+
+def test_a_failure_repeats_the_rollouts_since_the_checkpoint() -> None:
+    """A run that loses ranks has the batches of one that does not, step by step, though it samples some twice."""
+    config = sampled(8, "keep", 100, "--cluster.placement", "colocated").config
+    found = []
+    for gpu_hours in (math.inf, 40.0):
+        chance = replace(DRAWN, gpu_hours_per_failure=gpu_hours, restart_s=60.0)
+        played = _Play(config, QWEN, H100, (MEAN, TOKENS), chance, 0, Day(6.0))
+        main = played.env.process(played.run())
+        played.env.process(played.ranks_die(main))
+        played.env.run(until=3600 * 6.0)
+        found.append(played)
+    calm, failing = found
+    assert failing.day.num_failures > 3 and 10 < failing.day.num_steps < calm.day.num_steps
+    steps = range(failing.day.num_steps)
+    assert [failing.engines.lengths(step) for step in steps] == [calm.engines.lengths(step) for step in steps]
+
+
+def test_a_checkpoint_keeps_the_groups_as_they_were() -> None:
+    """Later rollouts change no copy."""
+    groups = Groups(lambda n: [10 + n, 20], 2, Oversampling(extra_prompts=1, max_staleness=9))
+    ((own, enough),) = groups.begin(0, 1)
+    copy = groups.copied()
+    assert enough == 2 and [group.number for group in own] == [0, 1, 2]
+    for group in own[:2]:
+        group.left[:] = [0, 0]
+    assert groups.end(1) == [10, 20, 11, 20] and len(groups.waiting) == 1
+    assert [group.left for group in copy.waiting] == [[10, 20], [11, 20], [12, 20]] and copy.next_number == 3
