@@ -23,7 +23,6 @@ from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Bucket, shares
-from scaled.cluster.weights import stored, tensors_of
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world
@@ -187,16 +186,6 @@ def test_weights_go_from_ranks_to_engines(
     assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
     assert not any(isinstance(one, Bucket) for one in seen)
     assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
-
-
-def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
-    """Weights of ranks are converted in the ranks' processes, others in this one; unasked they are as they are."""
-    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
-    assert all(tensor.dtype == torch.float32 for tensor in plain.values())
-    for tensors, pids in ((ranks.named_tensors(), {*ranks.pids()}), (iter(plain.items()), {os.getpid()})):
-        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, cluster_world.signed)]))
-        assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
-        assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
 
 
 def test_engines_take_what_was_converted(engines: RolloutGroup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from scaled.cluster import rank_group, ray_cluster
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.training_group import TrainingGroup
-from scaled.cluster.weights import StoredTensors, stored
+from scaled.cluster.weights import StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
 from tests.contracts import worlds
 from tests.scaled import cluster_world
@@ -132,6 +132,16 @@ def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path:
     restored = weights()
     assert all(torch.equal(restored[name], expected[name]) for name in expected)
     assert set(ranks.meter.take()) == {"timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor"}
+
+
+def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
+    """Weights of ranks are converted in the ranks' processes, others in this one; unasked they are as they are."""
+    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
+    assert all(tensor.dtype == torch.float32 for tensor in plain.values())
+    for tensors, pids in ((ranks.named_tensors(), {*ranks.pids()}), (iter(plain.items()), {os.getpid()})):
+        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, cluster_world.signed)]))
+        assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
+        assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
 
 
 def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGroup) -> None:
