@@ -112,14 +112,14 @@ def _start(field: str, **words: Any) -> None:
         except Exception as error:  # Ray's class for it is Exception itself
             if LATE not in str(error):
                 raise
-            if not left:
-                raise ValueError(f"{field}: Ray did not start on this machine, {STARTS} times: {error}") from None
             ray.shutdown()
             # What a late start leaves behind would compete with the next one.
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     if any(words["_temp_dir"] in word for word in process.cmdline()):
                         process.kill()
+            if not left:
+                raise ValueError(f"{field}: Ray did not start on this machine, {STARTS} times: {error}") from None
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ CHECKS = {
     "switched": "Score the responses sampled without a weight push separately.",
 }
 """A test of the cause, where one is shorter than its fix."""
-TRY = " With the weights that old scored with, --model FOLDER tries whether it comes through the routers."
+TRY = " With the weights that old scored with, --model FOLDER tries whether the gap comes through the routers."
 COARSE = (
     " Old or wrong weights and weights in formats coarser than FP8 with a scale per channel look alike at some sizes."
 )

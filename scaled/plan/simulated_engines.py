@@ -48,11 +48,8 @@ class SimulatedEngines:
         self.tokens, self.chance, self.seed = tokens, chance, seed
         algorithm = config.algorithm.build()
         self.num_responses = algorithm.num_prompts * algorithm.num_responses
-        self.group_size, self.steps_off, over = (
-            algorithm.num_responses,
-            config.schedule.steps_off,
-            algorithm.oversampling,
-        )
+        self.group_size, self.steps_off = algorithm.num_responses, config.schedule.steps_off
+        over = algorithm.oversampling
         self.groups = None if over is None else Groups(self._group, algorithm.num_prompts, over)
         self._batches: dict[int, list[int]] = {}
         self._until_failure = lambda: until_failure(config.rollout.tensor_parallel)
@@ -103,7 +100,7 @@ class SimulatedEngines:
             return
         self.day.idle_s += sum(self.env.now - start - cast("float", one.value) for one in engines) / num
         if self.groups is not None:
-            self._batches[step] = self.groups.end(max(0, step + 1 - self.steps_off))
+            self._batches[step] = self.groups.end(step + 1)
 
     def engine(
         self, number: int, groups: Sequence[SimulatedGroup], enough: int, slow: float

@@ -11,6 +11,7 @@ import pytest
 
 from scaled.plan.day import Day
 from scaled.plan.passes import quantiles
+from scaled.plan.simulated_engines import Events
 from scaled.plan.simulated_groups import Groups
 from scaled.plan.simulation import _Play, play_steps
 from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, recipe
@@ -31,11 +32,11 @@ def sampled(extra: int, unfinished: str = "keep", max_staleness: int = 100, *wor
 def rollouts(played: _Play, num: int) -> list[list[int]]:
     """The batches of the first steps, rollouts alone."""
 
-    def all_() -> object:
+    def all_() -> Events:
         for step in range(num):
             yield from played.engines.rollout(step)
 
-    played.env.run(played.env.process(all_()))  # type: ignore[arg-type]
+    played.env.run(played.env.process(all_()))
     return [played.engines.lengths(step) for step in range(num)]
 
 
@@ -69,11 +70,12 @@ def test_a_rollout_lasts_until_enough_groups_are_complete() -> None:
         start = played.env.now
         played.env.run(played.env.process(played.engines.rollout(step)))
         steps.append(round(played.env.now - start))
-    open_: list[np.ndarray] = []
+    groups, open_ = played.engines.groups, []
+    assert groups is not None
     number, wanted = 0, []
     for _ in range(20):
         while len(open_) < P + 4:
-            open_.append(np.array(played.engines.groups.draw(number)))  # type: ignore[union-attr]
+            open_.append(np.array(groups.draw(number)))
             number += 1
         cut = sorted(group.max() for group in open_)[P - 1]
         wanted.append(int(cut))
@@ -95,6 +97,17 @@ def test_groups_too_old_are_given_up() -> None:
             found += [step + 1 - group.version for group in played.engines.groups.waiting]
         ages[bound] = max(found)
     assert ages[1] == 1 < ages[100]
+
+
+def test_engines_that_sample_ahead_count_their_lag() -> None:
+    """Two steps off, a group's first tokens are two versions old when trained on: at a bound of three it waits once."""
+    words = ("--schedule.steps_off", "2", "--cluster.placement", "separate")
+    played, found = sampled(4, "keep", 3, *words), []
+    for step in range(40):
+        played.env.run(played.env.process(played.engines.rollout(step)))
+        assert played.engines.groups is not None
+        found += [step + 1 - group.version for group in played.engines.groups.waiting if step > 2]
+    assert set(found) == {3}
 
 
 def test_extra_prompts_shorten_a_run() -> None:

@@ -126,7 +126,9 @@ def test_nothing_is_tried_where_there_is_no_gap() -> None:
 class Deaf(DecoderReference):
     """A reference that cannot replay."""
 
-    replays = False  # type: ignore[assignment]
+    @property
+    def replays(self) -> bool:
+        return False
 
 
 def test_a_trial_that_would_tell_nothing_is_refused() -> None:
