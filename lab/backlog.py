@@ -16,7 +16,7 @@ from theory.contracts import Prompt, Response, Rollouts, Task
 from theory.oversampling import Backlog, StartedGroup
 from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
-from theory.routing.record import RoutingRecord
+from theory.routing.record import RoutingRecord, narrowed
 from theory.top_tokens import TopTokens
 
 PREFIX = "backlog."
@@ -97,7 +97,8 @@ def rollouts_of(found: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Rollo
     record, features, top = None, None, None
     if "experts" in found:
         layers = tuple(found["layer_numbers"].tolist())
-        record = RoutingRecord(found["experts"], offsets, layers, int(found["num_experts"]))
+        num_experts = int(found["num_experts"])
+        record = RoutingRecord(narrowed(found["experts"], num_experts), offsets, layers, num_experts)
     if "top_ids" in found:
         top = TopTokens(found["top_ids"], found["top_logp"], offsets_of(lengths), int(found["vocab_size"]))
     if "feature_rows" in found:

@@ -28,10 +28,10 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | top_logp_old    | (A, k)    | float   | optional, with top_ids: the same under old                                   |
 
 Expert ids ascend within a row-layer; -1 marks every slot without a record; the type is the narrowest signed one that
-holds num_experts. The file's metadata (strings): `schema` "firstorder.trace", `version` "1", `step`,
-with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`: the
-tokens' text, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1 for
-greedy decoding). Without it, log-probabilities may be those at 1, whatever the temperature of sampling.
+holds every id (wider ones are read, too). The file's metadata (strings): `schema` "firstorder.trace", `version` "1",
+`step`, with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`:
+the tokens' text, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1
+for greedy decoding). Without it, log-probabilities may be those at 1, whatever the temperature of sampling.
 Nothing is truncated (top-p, top-k, min-p) on any side.
 """
 
@@ -52,7 +52,7 @@ from torch import Tensor
 from lab.files import disk_errors
 from lab.tensor_files import Blocks, write_tensors
 from theory.contracts import Rollouts, TokenScores
-from theory.routing.record import RoutingRecord, index_dtype
+from theory.routing.record import RoutingRecord, index_dtype, narrowed
 
 SCHEMA = "firstorder.trace"
 VERSION = "1"
@@ -215,7 +215,7 @@ class Trace:
     def _record(self, experts: Int[Tensor, "R L K"]) -> RoutingRecord:
         # A response's last token is no input, so each response has one routing row less than tokens.
         offsets = self.offsets - torch.arange(len(self.offsets))
-        return RoutingRecord(experts, offsets, self.layer_numbers, self.num_experts)
+        return RoutingRecord(narrowed(experts, self.num_experts), offsets, self.layer_numbers, self.num_experts)
 
     def save(self, path: Path, mu: RoutingRecord | None = None, old: RoutingRecord | None = None) -> None:
         """Writes the trace as one safetensors file, whole or not at all.

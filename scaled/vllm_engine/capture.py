@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from theory.routing.record import MISSING
+from theory.routing.record import MISSING, index_dtype
 
 # An engine that schedules ahead of its samples may run a stopped request for one or two rows too many.
 OVERRUN = 2
@@ -45,11 +45,12 @@ class EngineStep:
 class RouteStore:
     """Routed experts of every row by request. A row that is run again (preemption) keeps the last route."""
 
-    def __init__(self, num_layers: int, num_slots: int, num_cache_slots: int):
+    def __init__(self, num_layers: int, num_slots: int, num_experts: int, num_cache_slots: int):
         self._shape = (num_layers, num_slots)
+        self._dtype = torch.empty(0, dtype=index_dtype(num_experts)).numpy().dtype
         self._chunks: dict[str, list[tuple[int, np.ndarray]]] = {}
         self._next_row: dict[str, int] = {}
-        self._cache_CLK = np.full((num_cache_slots, *self._shape), MISSING, dtype=np.int16)
+        self._cache_CLK = np.full((num_cache_slots, *self._shape), MISSING, dtype=self._dtype)
 
     def add(self, step: EngineStep, experts_NLK: np.ndarray, slots: Slots) -> None:
         """Keeps the step's rows; a request that starts past its next row found the rows between in the cache.
@@ -66,12 +67,12 @@ class RouteStore:
             if has_cache and start > 0 and start != self._next_row.get(name, 0):
                 # Indexing by an array copies: later steps may reuse the slots.
                 chunks.append((0, self._cache_CLK[slots(name, 0, start)]))
-            chunks.append((start, experts_NLK[span].astype(np.int16)))
+            chunks.append((start, experts_NLK[span].astype(self._dtype)))
             self._next_row[name] = start + span.stop - span.start
 
     def take(self, name: str, num_rows: int) -> np.ndarray:
-        """Rows [0, num_rows) of a request as (rows, L, K) int16, -1 where no step ran them; forgets the request."""
-        rows_RLK = np.full((num_rows, *self._shape), MISSING, dtype=np.int16)
+        """Rows [0, num_rows) of a request as (rows, L, K), -1 where no step ran them; forgets the request."""
+        rows_RLK = np.full((num_rows, *self._shape), MISSING, dtype=self._dtype)
         for start, experts in self._chunks.pop(name, []):
             kept = experts[: max(0, num_rows - start)]
             rows_RLK[start : start + len(kept)] = kept

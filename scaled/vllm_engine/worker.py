@@ -157,7 +157,9 @@ class RolloutWorker(_platform_worker()):
                 )
             size = self.model_runner.kv_cache_config.num_blocks * cache.block_size
             num_layers, num_slots = capturer.shape_per_token
-            self._routes = RouteStore(num_layers, num_slots, size if cache.enable_prefix_caching else 0)
+            num_experts = self.vllm_config.model_config.get_num_experts()
+            size = size if cache.enable_prefix_caching else 0
+            self._routes = RouteStore(num_layers, num_slots, num_experts, size)
         return self._routes
 
     def _cache_slots(self, name: str, start: int, stop: int) -> np.ndarray:

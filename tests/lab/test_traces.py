@@ -229,6 +229,18 @@ def test_what_does_not_fit_is_one_line(misfit: str, tmp_path: Path) -> None:
         Trace.load(path)
 
 
+def test_experts_of_a_wider_type_are_read(tmp_path: Path) -> None:
+    """A writer that kept ids wider, as int16 for 128 experts or a tool's int32, gives the same records."""
+    trace = example()
+    assert trace.experts_mu is not None and trace.experts_old is not None and trace.record_mu is not None
+    for dtype in (torch.int16, torch.int32):
+        wide = replace(trace, experts_mu=trace.experts_mu.to(dtype), experts_old=trace.experts_old.to(dtype))
+        wide.save(tmp_path / "wide.safetensors")
+        found = Trace.load(tmp_path / "wide.safetensors").record_mu
+        assert found is not None and found.experts.dtype == torch.int8
+        assert torch.equal(found.experts, trace.record_mu.experts)
+
+
 def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
     """Nothing there, other bytes, other tensors, another version or another type: each says which file and why."""
     path = tmp_path / "t.safetensors"

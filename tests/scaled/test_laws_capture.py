@@ -15,12 +15,12 @@ from theory.contracts import Prompt
 def routes(num_rows: int, shift: int = 0) -> np.ndarray:
     """(rows, 2, 2) ids that differ from row to row."""
     first = np.arange(num_rows)[:, None] + np.arange(2) + shift
-    return np.stack([first % 8, (first + 3) % 8], -1).astype(np.int16)
+    return np.stack([first % 8, (first + 3) % 8], -1).astype(np.int8)
 
 
 def test_taken_routes_are_forgotten() -> None:
     """A request that takes a former one's name finds none of its rows: those it did not run are -1 (sglang #36404)."""
-    store = RouteStore(2, 2, 0)
+    store = RouteStore(2, 2, 8, 0)
     store.add(EngineStep(["a"], [0], [6]), routes(6), lambda *_: np.zeros(0))
     assert np.array_equal(store.take("a", 6), routes(6))
     store.add(EngineStep(["a"], [2], [2]), routes(2, shift=4), lambda *_: np.zeros(0))

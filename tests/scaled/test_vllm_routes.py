@@ -97,7 +97,7 @@ def table(blocks: dict[str, list[int]], size: int = 2):
 
 def test_a_shared_block_brings_its_routes():
     """A request that starts after cached rows gets the routes under their cache slots, those of this very step too."""
-    store = RouteStore(3, K, 16)
+    store = RouteStore(3, K, E, 16)
     blocks = table({"a": [5, 2, 7], "b": [5, 2, 3]})
     rows = ids(5)
     # b is in the same step as a, and shares the blocks that a computes in it; b's row is first in the batch.
@@ -111,7 +111,7 @@ def test_a_shared_block_brings_its_routes():
 
 def test_the_last_run_of_a_row_wins_and_overruns_are_cut():
     """A preempted request's rows are those of its second run; rows past the end, of no run at all, are cut or -1."""
-    store = RouteStore(3, K, 0)
+    store = RouteStore(3, K, E, 0)
     first, second = ids(4), (ids(6) + 1) % E
     store.add(EngineStep(["a"], [0], [4]), first, table({}))
     store.add(EngineStep(["a"], [0], [3]), second[:3], table({}))

@@ -34,7 +34,7 @@ def many_classes() -> None:
 
 
 LINES: dict[str, Callable[[], object]] = {
-    "expected at most 2147483647 experts, got 2147483648": lambda: index_dtype(2**31),
+    "expected at most 2147483648 experts, got 2147483649": lambda: index_dtype(2**31 + 1),
     "expected from 1 to 4 slots, got 5": lambda: RoutingRecord(
         torch.arange(5, dtype=torch.int8).view(1, 1, 5), torch.tensor([0, 1]), (3,), 4
     ),

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from theory.routing.measures import difference_counts
 from theory.routing.payloads import pack_record
-from theory.routing.record import MISSING, RoutingRecord, index_dtype
+from theory.routing.record import MISSING, RoutingRecord, index_dtype, narrowed
 from theory.streams import stream
 
 LAYERS = (1, 2, 5)
@@ -79,15 +80,16 @@ def test_select_then_concat_is_the_record(seed: int, num_tokens: list[int], data
     ("num_experts", "expected"),
     [
         (1, torch.int8),
-        (127, torch.int8),
-        (128, torch.int16),
+        (128, torch.int8),
+        (129, torch.int16),
         (256, torch.int16),
-        (32767, torch.int16),
-        (32768, torch.int32),
+        (32768, torch.int16),
+        (32769, torch.int32),
     ],
 )
 def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: torch.dtype) -> None:
-    """The type holds E and -1, so that no id of a model with more than 255 experts wraps (verl #7407)."""
+    """The type holds every id and -1: no id of a model with more than 255 experts wraps (verl #7407), and the largest
+    id of 128 experts is valid beside a number of experts that its type does not hold."""
     assert index_dtype(num_experts) == expected
     if num_experts >= 2:
         top = num_experts - 1
@@ -272,3 +274,29 @@ def test_windows_partition_every_response(seed: int, num_tokens: list[int], widt
     for b in range(len(record)):
         assert torch.equal(torch.cat([w.rows(b) for w in windows]), record.rows(b))
         assert [len(w.rows(b)) <= width for w in windows] == [True] * len(windows)
+
+
+@pytest.mark.parametrize("num_experts", [128, 32_768])
+def test_the_largest_id_that_a_type_holds(num_experts: int) -> None:
+    """Where the number of experts does not fit the ids' type, the largest id is packed, replayed and compared as others
+    are; ids out of range are found in wider payloads, and -1 stays missing."""
+    top = num_experts - 1
+    ids = torch.tensor([[[0, top]], [[MISSING, MISSING]], [[top - 1, top]]])
+    record = pack_record([ids], [4], (0,), num_experts)
+    assert torch.iinfo(record.experts.dtype).max == top
+    assert record.experts.tolist() == ids.tolist()
+    other = pack_record([ids.roll(1, 0)], [4], (0,), num_experts)
+    assert difference_counts(record, other)[:, 0].tolist() == [1, MISSING, MISSING]
+    with pytest.raises(ValueError, match=rf"ids in \[0, {num_experts}\) or -1, got \[0, {num_experts}\]"):
+        pack_record([torch.tensor([[[0, num_experts]]])], [2], (0,), num_experts)
+
+
+def test_wider_ids_of_a_file_are_narrowed_by_value() -> None:
+    """Ids in a wider type become the record's own; one that would wrap is an error with both ends of the range."""
+    ids = torch.tensor([[[0, 127]], [[MISSING, MISSING]]])
+    for dtype in (torch.int16, torch.int64):
+        assert torch.equal(narrowed(ids.to(dtype), 128), ids.to(torch.int8))
+    assert narrowed(ids.to(torch.int8), 128).dtype == torch.int8
+    for bad in (128, 256, -2):
+        with pytest.raises(ValueError, match=rf"expected expert ids in \[0, 128\) or -1, got {min(-1, bad)} to"):
+            narrowed(torch.cat([ids, torch.tensor([[[0, bad]]])]).to(torch.int16), 128)

@@ -103,7 +103,8 @@ def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[i
     # The range is checked before narrowing, which would wrap an id of 300 into a valid one; and in the payload's own
     # width, as at 32K tokens int64 ids of one response alone take 100 MB. torch compares no unsigned type but uint8.
     wide = payload.to(_COMPARABLE.get(payload.dtype, payload.dtype))[:, columns]
-    too_large = wide >= num_experts if num_experts <= torch.iinfo(wide.dtype).max else torch.zeros_like(wide).bool()
+    top = num_experts - 1
+    too_large = wide > top if top <= torch.iinfo(wide.dtype).max else torch.zeros_like(wide).bool()
     outside = ((wide < MISSING) | too_large).any(dim=-1)
     if bool(outside.any()):
         row, layer = (int(i) for i in outside.nonzero()[0])

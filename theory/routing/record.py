@@ -25,11 +25,28 @@ MISSING = -1
 
 
 def index_dtype(num_experts: int) -> torch.dtype:
-    """The narrowest signed integer type that holds `num_experts` and -1."""
+    """The narrowest signed integer type that holds every id from 0 to `num_experts` - 1, and -1.
+
+    `num_experts` itself need not fit: 128 experts take one byte. As torch wraps a Python number to the tensor's type
+    before it compares (`ids >= 128` is true of every int8), ids are compared with the largest id, never with it.
+    """
     for dtype in (torch.int8, torch.int16, torch.int32):
-        if num_experts <= torch.iinfo(dtype).max:
+        if num_experts - 1 <= torch.iinfo(dtype).max:
             return dtype
-    raise ValueError(f"expected at most {torch.iinfo(torch.int32).max} experts, got {num_experts}")
+    raise ValueError(f"expected at most {torch.iinfo(torch.int32).max + 1} experts, got {num_experts}")
+
+
+def narrowed(ids: Int[Tensor, "R L K"], num_experts: int) -> Int[Tensor, "R L K"]:
+    """Ids of any signed type in `index_dtype`, for files whose writer kept them wider.
+
+    Raises ValueError for an id that the narrower type would turn into another.
+    """
+    wanted = index_dtype(num_experts)
+    if ids.dtype.itemsize > wanted.itemsize and ids.numel():
+        least, most = int(ids.min()), int(ids.max())
+        if least < MISSING or most >= num_experts:
+            raise ValueError(f"expected expert ids in [0, {num_experts}) or -1, got {least} to {most}")
+    return ids.to(wanted) if ids.dtype.itemsize > wanted.itemsize else ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +79,7 @@ class RoutingRecord:
         # Rows are sorted, so their ends decide the range: no pass over all K ids is needed for it.
         first, last = self.experts[..., 0], self.experts[..., -1]
         missing = (first == MISSING) & (last == MISSING)
-        bad = ~missing & ((first < 0) | (last >= self.num_experts))
+        bad = ~missing & ((first < 0) | (last > self.num_experts - 1))
         for k in range(1, self.experts.shape[2]):
             bad |= (self.experts[..., k] <= self.experts[..., k - 1]) & ~missing
         if bool(bad.any()):
