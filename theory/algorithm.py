@@ -10,6 +10,10 @@ from theory.objectives import Objective
 from theory.routing.passes import MODES, PASSES, Mode, ModePlan
 from theory.routing.predictor import PredictorSettings
 
+COMPARED_ROWS = 2**16
+"""Rows of a batch whose router logits are kept for metrics alone, where no predictor learns from them. A row of
+Qwen3-30B takes 24 KiB: 2,048 rows of each of 1,024 responses would be 52 GB a pass."""
+
 
 @dataclass(frozen=True)
 class OptimizerSettings:
@@ -155,3 +159,9 @@ class Algorithm(SamplingSettings, BatchSettings):
     def passes(self) -> ModePlan:
         """The routing of each pass under this mode."""
         return PASSES[cast("Mode", self.mode)]
+
+    def num_feature_rows(self, num_responses: int) -> int:
+        """Rows of each response whose router logits are kept: the predictor's T_c, or in modes without one at most T_c
+        and `COMPARED_ROWS` of a batch of `num_responses` (one of each, if there are more responses)."""
+        T_c = self.predictor.num_positions
+        return T_c if self.passes.trains_predictor else min(T_c, max(1, COMPARED_ROWS // num_responses))

@@ -262,7 +262,7 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
         return rollouts.features.feature_rows
     return draw_sampling_rows(
         [sampling_rows(len(r.prompt.tokens), r.is_response) for r in rollouts.responses],
-        algorithm.predictor.num_positions,
+        algorithm.num_feature_rows(len(rollouts)),
         stream(seed, "features", step),
     )
 

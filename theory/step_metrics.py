@@ -12,7 +12,7 @@ from torch import Tensor
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.measures import is_noop, route_kl, route_tv, routing_metrics
+from theory.routing.measures import is_noop, route_distances, routing_metrics
 from theory.routing.passes import ModePlan
 from theory.routing.record import RoutingRecord
 
@@ -125,7 +125,6 @@ def update_metrics(
             metrics["routing/staleness_tv"] = routing["routing/token_disagreement"]
     features = [stats.features for _, stats in updates if stats.features is not None]
     if cached_logits is not None and len(features) == len(updates):
-        live = RouterFeatures.concat(features).logits
-        metrics["routing/route_kl"] = route_kl(live, cached_logits.logits).item()
-        metrics["routing/route_tv"] = route_tv(live, cached_logits.logits).item()
+        kl, tv = route_distances(RouterFeatures.concat(features), cached_logits)
+        metrics |= {"routing/route_kl": kl, "routing/route_tv": tv}
     return metrics

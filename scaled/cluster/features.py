@@ -1,31 +1,36 @@
-"""Router features whose hidden states stay in the object store: the driver has their logits, a tenth of the bytes.
+"""Router features whose hidden states and logits stay in the object store: the driver has their places alone.
 
 A rank fetches the rows and layers that it learns from (`StoredFeatures.at`). Products with the predictor are made where
-hidden states are: by the actors that made them if the driver needs the logits, else by the rank that reads them.
+hidden states are read. Logits are compared by the actors that made the first of the two, each on its own rows and
+layers, and only the values of `measure` travel.
 
-Extra letters: F feature rows; G sets of layers, one for each model chunk of a pipeline.
+Extra letters: F feature rows; G sets of layers, one for each model chunk of a pipeline; X columns of a stored tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from scaled.cluster.sources import Source, columns
+from scaled.cluster.sources import RankGroup, Source, columns
 from theory.routing.features import RouterFeatures, layer_products
+from theory.routing.packed_rows import offsets_of
 
 LEAST_ROWS = 8
 """Rows of a product at least, zeros included: fewer than 4 rows take another kernel, whose bits differ. (Where E is no
 multiple of 4, bits differ with every number of rows.)"""
 
+BLOCK_BYTES = 2**24
+"""Bytes of logits that an actor compares at once."""
+
 
 @dataclass(frozen=True, eq=False)
-class StoredHidden:
-    """Hidden states in stored tensors: row f at layer set g is row `row_GF` of source `source_GF`."""
+class StoredRows:
+    """Rows (F, L, X) in stored tensors: row f at layer set g is row `row_GF` of source `source_GF`."""
 
     sources: tuple[Source, ...]
     layer_sets: tuple[tuple[int, ...], ...]
@@ -34,7 +39,7 @@ class StoredHidden:
     width: int
     dtype: torch.dtype
 
-    def at(self, where_F: Int[Tensor, " F2"], layer_numbers: Sequence[int]) -> StoredHidden:
+    def at(self, where_F: Int[Tensor, " F2"], layer_numbers: Sequence[int]) -> StoredRows:
         """These rows, at the layer sets that have some of these layers; a source that is not needed is dropped."""
         sets = [g for g, numbers in enumerate(self.layer_sets) if set(numbers) & set(layer_numbers)]
         source_GF, row_GF = self.source_GF[sets][:, where_F], self.row_GF[sets][:, where_F]
@@ -43,14 +48,14 @@ class StoredHidden:
         layer_sets = tuple(self.layer_sets[g] for g in sets)
         return replace(self, sources=sources, layer_sets=layer_sets, source_GF=source_GF, row_GF=row_GF)
 
-    def read(self, layer_numbers: Sequence[int]) -> Float[Tensor, "F L D"]:
+    def read(self, layer_numbers: Sequence[int]) -> Float[Tensor, "F L X"]:
         """All rows at these layers, fetched into this process."""
-        out_FLD = torch.empty(self.source_GF.shape[1], len(layer_numbers), self.width, dtype=self.dtype)
+        out_FLX = torch.empty(self.source_GF.shape[1], len(layer_numbers), self.width, dtype=self.dtype)
         for source, where_F, row_F in self.parts():
             shared = [n for n in source.layer_numbers if n in layer_numbers]
-            rows_FLD = source.tensor()[row_F[:, None], columns(source.layer_numbers, shared)]
-            out_FLD[where_F[:, None], columns(layer_numbers, shared)] = rows_FLD
-        return out_FLD
+            rows_FLX = source.tensor()[row_F[:, None], columns(source.layer_numbers, shared)]
+            out_FLX[where_F[:, None], columns(layer_numbers, shared)] = rows_FLX
+        return out_FLX
 
     def parts(self, home: int | None = None) -> list[tuple[Source, Tensor, Tensor]]:
         """Each source (made by actor `home`, if one is given), the rows that it has, and their numbers in it."""
@@ -61,8 +66,13 @@ class StoredHidden:
                 found.append((self.sources[number], where_F, row_F[where_F]))
         return [part for part in found if home is None or part[0].owner.home == home]
 
+    @property
+    def group(self) -> RankGroup | None:
+        """The actors that made the sources; None in a process that the rows have travelled to, and without rows."""
+        return self.sources[0].owner.group if self.sources else None
+
     @staticmethod
-    def joined(parts: Sequence[tuple[StoredHidden, Int[Tensor, " _"]]], num_rows: int) -> StoredHidden:
+    def joined(parts: Sequence[tuple[StoredRows, Int[Tensor, " _"]]], num_rows: int) -> StoredRows:
         """`num_rows` rows from parts whose rows go to these places; every place of a layer has a part."""
         layer_sets = tuple(dict.fromkeys(numbers for part, _ in parts for numbers in part.layer_sets))
         source_GF, row_GF = (torch.zeros(len(layer_sets), num_rows, dtype=torch.int64) for _ in range(2))
@@ -77,9 +87,9 @@ class StoredHidden:
 
 
 class StoredFeatures(RouterFeatures):
-    """Router features with stored hidden states. `hidden` fetches all of them into this process, every time.
+    """Router features in stored tensors. `hidden` and `logits` fetch all of theirs into this process, every time.
 
-    `shift` is a predictor and a sign whose product with the hidden states is to be added to the logits `raw`; `logits`
+    `shift` is a predictor and a sign whose product with the hidden states is to be added to the stored logits; `logits`
     adds it, every time.
     """
 
@@ -87,46 +97,44 @@ class StoredFeatures(RouterFeatures):
         self,
         rows: Int[Tensor, " F"],
         offsets: Int[Tensor, " B_plus_1"],
-        stored: StoredHidden,
-        raw: Float[Tensor, "F L E"],
+        stored_hidden: StoredRows | None,
+        stored_logits: StoredRows,
         layer_numbers: tuple[int, ...],
         shift: tuple[Mapping[int, Tensor], float] | None = None,
     ):
         own = {"rows": rows, "offsets": offsets, "layer_numbers": layer_numbers}
-        self.__dict__.update(own, stored=stored, raw=raw, shift=shift)
+        self.__dict__.update(own, stored_hidden=stored_hidden, stored_logits=stored_logits, shift=shift)
 
-    stored: StoredHidden
-    raw: Float[Tensor, "F L E"]
+    stored_hidden: StoredRows | None
+    stored_logits: StoredRows
     shift: tuple[Mapping[int, Tensor], float] | None
 
     @property
-    def hidden(self) -> Float[Tensor, "F L D"]:  # type: ignore[override]
+    def hidden(self) -> Float[Tensor, "F L D"] | None:  # type: ignore[override]
         """All hidden states, fetched into this process."""
-        return self.stored.read(self.layer_numbers)
+        return None if self.stored_hidden is None else self.stored_hidden.read(self.layer_numbers)
 
     @property
     def logits(self) -> Float[Tensor, "F L E"]:  # type: ignore[override]
-        """The logits, shifted."""
+        """The logits, fetched into this process and shifted."""
+        logits = self.stored_logits.read(self.layer_numbers)
         if self.shift is None:
-            return self.raw
+            return logits
         predictor, sign = self.shift
-        wide = torch.promote_types(self.raw.dtype, torch.float32)
-        return self.raw.to(wide) + sign * self._products(predictor, wide)
+        wide, hidden = torch.promote_types(logits.dtype, torch.float32), self.hidden
+        assert hidden is not None, "only features with hidden states are shifted"
+        return logits.to(wide) + sign * products(hidden, predictor, self.layer_numbers, wide)
 
     @property
     def has_hidden(self) -> bool:
-        """Always."""
-        return True
+        """Whether the router's input is there."""
+        return self.stored_hidden is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of hidden states and logits."""
-        return self.raw.nbytes + self.hidden_bytes
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes of the hidden states at `layer_numbers`, none of which are in this process."""
-        return len(self.rows) * len(self.layer_numbers) * self.stored.width * self.stored.dtype.itemsize
+        """Bytes of hidden states and logits at `layer_numbers`, none of which are in this process."""
+        stored = [one for one in (self.stored_hidden, self.stored_logits) if one is not None]
+        return len(self.rows) * len(self.layer_numbers) * sum(one.width * one.dtype.itemsize for one in stored)
 
     def at(
         self,
@@ -136,44 +144,66 @@ class StoredFeatures(RouterFeatures):
     ) -> StoredFeatures:
         """As in one process; nothing is fetched."""
         numbers = self.layer_numbers if layer_numbers is None else layer_numbers
-        raw = self.raw.index_select(0, where)
-        if numbers != self.layer_numbers:
-            raw = raw[:, columns(self.layer_numbers, numbers)]
-        return StoredFeatures(self.rows[where], offsets, self.stored.at(where, numbers), raw, numbers, self.shift)
+        hidden = None if self.stored_hidden is None else self.stored_hidden.at(where, numbers)
+        logits = self.stored_logits.at(where, numbers)
+        return StoredFeatures(self.rows[where], offsets, hidden, logits, numbers, self.shift)
 
-    def _products(self, predictor: Mapping[int, Tensor], wide: torch.dtype) -> Float[Tensor, "F L E"]:
-        group = self.stored.sources[0].owner.group if self.stored.sources else None
-        if group is None:
-            return products(self.hidden, predictor, self.layer_numbers, wide)
-        out_FLE = torch.zeros(self.raw.shape, dtype=wide)
-        for home, found in enumerate(group.ask(multiply_own, self.stored, predictor, wide)):
-            for (source, where_F, _), own_FLE in zip(self.stored.parts(home), found, strict=True):
-                out_FLE[where_F[:, None], columns(self.layer_numbers, source.layer_numbers)] = own_FLE
-        return out_FLE
+    def without_hidden(self) -> StoredFeatures:
+        """The logits alone; where they are shifted, their hidden states stay, since each reader makes the products."""
+        hidden = None if self.shift is None else self.stored_hidden
+        return StoredFeatures(self.rows, self.offsets, hidden, self.stored_logits, self.layer_numbers, self.shift)
+
+    def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        group = self.stored_logits.group
+        if group is None or self.shift is not None or not isinstance(other, StoredFeatures):
+            return super()._compared(other, measure)
+        out_FLX: Tensor | None = None
+        for home, found in enumerate(group.ask(compare_own, self, other, measure)):
+            for (source, where_F, _), own_FLX in zip(self.stored_logits.parts(home), found, strict=True):
+                if out_FLX is None:
+                    shape = len(self.rows), len(self.layer_numbers), own_FLX.shape[2]
+                    out_FLX = torch.empty(shape, dtype=own_FLX.dtype)
+                out_FLX[where_F[:, None], columns(self.layer_numbers, source.layer_numbers)] = own_FLX
+        assert out_FLX is not None, "rows without a source have no group"
+        return out_FLX
 
     def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> StoredFeatures:
         self._check_layers(predictor)
         assert self.shift is None, "nobody shifts twice"
-        return StoredFeatures(self.rows, self.offsets, self.stored, self.raw, self.layer_numbers, (predictor, sign))
+        shift = predictor, sign
+        return StoredFeatures(
+            self.rows, self.offsets, self.stored_hidden, self.stored_logits, self.layer_numbers, shift
+        )
 
     def _followed_by(self, others: Sequence[RouterFeatures], offsets: Tensor) -> StoredFeatures:
         places, first, parts = [], 0, (self, *others)
         for part in parts:
-            assert isinstance(part, StoredFeatures) and part.shift is None, "all are as their makers sent them"
-            places.append((part.stored, torch.arange(first, first + len(part.rows))))
+            places.append((part, torch.arange(first, first + len(part.rows))))
             first += len(part.rows)
-        rows, raw = torch.cat([part.rows for part in parts]), torch.cat([part.logits for part in parts])
-        return StoredFeatures(rows, offsets, StoredHidden.joined(places, first), raw, self.layer_numbers)
+        return _joined(places, torch.cat([part.rows for part in parts]), offsets, self.layer_numbers)
 
     def _assembled(
-        self, places: Sequence[tuple[RouterFeatures, tuple[Tensor, Tensor]]], whole: RouterFeatures
+        self,
+        places: Sequence[tuple[RouterFeatures, tuple[Tensor, Tensor]]],
+        rows: Tensor,
+        offsets: Tensor,
+        layers: tuple[int, ...],
     ) -> StoredFeatures:
-        stored = []
-        for part, (where_F1, _) in places:
-            assert isinstance(part, StoredFeatures), "all parts have travelled"
-            stored.append((part.stored, where_F1[:, 0]))
-        joined = StoredHidden.joined(stored, len(whole.rows))
-        return StoredFeatures(whole.rows, whole.offsets, joined, whole.logits, whole.layer_numbers)
+        return _joined([(part, where_F1[:, 0]) for part, (where_F1, _) in places], rows, offsets, layers)
+
+
+def _joined(
+    places: Sequence[tuple[RouterFeatures, Tensor]], rows: Tensor, offsets: Tensor, layers: tuple[int, ...]
+) -> StoredFeatures:
+    """The features on these rows and layers, from parts whose rows go to these places."""
+    hidden, logits = [], []
+    for part, where_F in places:
+        assert isinstance(part, StoredFeatures) and part.shift is None, "all are as their makers sent them"
+        logits.append((part.stored_logits, where_F))
+        if part.stored_hidden is not None:
+            hidden.append((part.stored_hidden, where_F))
+    stored_hidden = StoredRows.joined(hidden, len(rows)) if hidden else None
+    return StoredFeatures(rows, offsets, stored_hidden, StoredRows.joined(logits, len(rows)), layers)
 
 
 def products(
@@ -187,14 +217,20 @@ def products(
     return layer_products(hidden_FLD.to(wide), W_LDE)[:F]
 
 
-def multiply_own(
-    stored: StoredHidden, predictor: Mapping[int, Tensor], wide: torch.dtype, home: int
-) -> list[Float[Tensor, "F L E"]]:
-    """The products of the hidden states in each source of this actor's."""
-    return [
-        products(source.tensor()[row_F], predictor, source.layer_numbers, wide)
-        for source, _, row_F in stored.parts(home)
-    ]
+def compare_own(
+    features: StoredFeatures, other: StoredFeatures, measure: Callable[[Tensor, Tensor], Tensor], home: int
+) -> list[Float[Tensor, "F L X"]]:
+    """`measure` of the logits in each source of this actor's and the other's, some rows at a time."""
+    found = []
+    for source, where_F, row_F in features.stored_logits.parts(home):
+        mine_FLE = source.tensor()
+        num = max(1, BLOCK_BYTES // max(1, mine_FLE[:1].nbytes))
+        blocks = []
+        for own_f, there_f in zip(row_F.split(num), where_F.split(num), strict=True):
+            theirs = other.at(there_f, offsets_of([len(there_f)]), source.layer_numbers)
+            blocks.append(measure(mine_FLE[own_f], theirs.logits))
+        found.append(torch.cat(blocks))
+    return found
 
 
-__all__ = ["StoredFeatures", "StoredHidden"]
+__all__ = ["StoredFeatures", "StoredRows"]

@@ -106,7 +106,7 @@ class RolloutGroup(ActorGroup):
                 parcel, stored_routes = found[i]
                 answer: Rollouts = unpack_apart(parcel, stored_routes, self, i)
                 num_bytes = parcel.num_bytes + (0 if answer.experts is None else answer.experts.nbytes)
-                num_bytes += answer.features.hidden_bytes if isinstance(answer.features, StoredFeatures) else 0
+                num_bytes += answer.features.nbytes if isinstance(answer.features, StoredFeatures) else 0
                 self.meter.add("transfer/rollout_bytes", float(num_bytes))
                 answers.append(answer)
             together = Rollouts.concat(answers)

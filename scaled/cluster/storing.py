@@ -1,4 +1,4 @@
-"""Values of actors, packed so that their largest tensors stay in the object store: routes, and features' hidden states.
+"""Values of actors, packed so that their largest tensors stay in the object store: routes and router features.
 
 The sender puts these tensors into objects of their own, beside the parcel of the rest. In the receiver's value a
 `StoredRecord` or `StoredFeatures` has their references.
@@ -14,7 +14,7 @@ import ray
 import torch
 from torch import Tensor
 
-from scaled.cluster.features import StoredFeatures, StoredHidden
+from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.routes import RouteSource, StoredRecord
 from scaled.cluster.sources import Owner, RankGroup, Source
 from scaled.cluster.stretches import Stretches
@@ -44,8 +44,8 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
     def stand_in(found: Any) -> StoredRecord | StoredFeatures | None:
         if type(found) is RoutingRecord:
             return _record_apart(found, num, put)
-        if type(found) is RouterFeatures and found.hidden is not None:
-            return _features_apart(found, found.hidden, num, put)
+        if type(found) is RouterFeatures:
+            return _features_apart(found, num, put)
         return None
 
     parcel = pack(value, stand_in)
@@ -70,17 +70,18 @@ def _record_apart(found: RoutingRecord, num: int, put: Put) -> StoredRecord:
     return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
 
 
-def _features_apart(found: RouterFeatures, hidden_FLD: Tensor, num: int, put: Put) -> StoredFeatures:
-    sources, places = [], []
-    for number, (low, high) in enumerate(shares(len(found), num)):
-        start, stop = int(found.offsets[low]), int(found.offsets[high])
-        sources.append(Source(*put(number, hidden_FLD[start:stop], found.layer_numbers)))
-        row_F = torch.arange(stop - start)
-        places.append((torch.full_like(row_F, number), row_F))
-    source_1F, row_1F = (torch.cat(column)[None] for column in zip(*places, strict=True))
-    width, dtype = hidden_FLD.shape[2], hidden_FLD.dtype
-    stored = StoredHidden(tuple(sources), (found.layer_numbers,), source_1F, row_1F, width, dtype)
-    return StoredFeatures(found.rows, found.offsets, stored, found.logits, found.layer_numbers)
+def _features_apart(found: RouterFeatures, num: int, put: Put) -> StoredFeatures:
+    cuts = [(int(found.offsets[low]), int(found.offsets[high])) for low, high in shares(len(found), num)]
+    hidden = None if found.hidden is None else _rows_apart(found.hidden, cuts, found.layer_numbers, put)
+    logits = _rows_apart(found.logits, cuts, found.layer_numbers, put)
+    return StoredFeatures(found.rows, found.offsets, hidden, logits, found.layer_numbers)
+
+
+def _rows_apart(x_FLX: Tensor, cuts: Sequence[tuple[int, int]], layers: tuple[int, ...], put: Put) -> StoredRows:
+    sources = tuple(Source(*put(number, x_FLX[cut[0] : cut[1]], layers)) for number, cut in enumerate(cuts))
+    row_F = [torch.arange(stop - start) for start, stop in cuts]
+    source_1F = torch.cat([torch.full_like(own_F, number) for number, own_F in enumerate(row_F)])[None]
+    return StoredRows(sources, (layers,), source_1F, torch.cat(row_F)[None], x_FLX.shape[2], x_FLX.dtype)
 
 
 def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: int) -> Any:

@@ -33,10 +33,17 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
-    share. The driver's own copy, on its machine, is not counted; of features it has the logits alone.
+    share. The driver's own copy of scores and tokens, on its machine, is not counted; of features it has none. Router
+    logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
+    ranks that made them.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
+    machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
+    if shape.moe_layers:
+        passes = 1 if algorithm.passes.trains_predictor else 2
+        rows = passes * responses * algorithm.num_feature_rows(responses)
+        parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // machines)
     if algorithm.mode != "none":
         parts["routing records"] = stored_routes(config, shape)
     if algorithm.passes.trains_predictor:
@@ -49,7 +56,6 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     if config.schedule.steps_off > 1:
         precision = config.rollout.precision
         version = payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
-        machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
         waiting = (config.schedule.steps_off - 1) * version
         parts["weights that wait for engines"] = -(-waiting // machines)
     num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens
@@ -60,6 +66,5 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
         parts["optimizer states while engines are awake"] = num_ranks * most_optimizer_bytes(shape, config.training)
     if config.checkpoint.asynchronous:
-        machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
         parts["copy of a checkpoint that is being written"] = -(-CHECKPOINT_BYTES * shape.num_parameters // machines)
     return Memory("host", parts)

@@ -27,7 +27,7 @@ BLOCK = 128
 
 
 def id_bytes(shape: ModelShape) -> int:
-    """Bytes of one expert id in our records: the narrowest signed type that holds the number of experts."""
+    """Bytes of one expert id in our records: the narrowest signed type that holds every id and -1."""
     return index_dtype(shape.num_experts).itemsize
 
 
@@ -44,6 +44,11 @@ def routing_bytes(shape: ModelShape, num_tokens: int, element_bytes: int | None 
 def feature_bytes_per_position(shape: ModelShape, hidden_bytes: int = 2) -> int:
     """Bytes of one position's (h, p) in every MoE layer: L (hidden_bytes D + 4 E), logits in fp32 (Pr2 App. E.2)."""
     return len(shape.moe_layers) * (hidden_bytes * shape.hidden_size + 4 * shape.num_experts)
+
+
+def router_logit_bytes(shape: ModelShape, num_rows: int) -> int:
+    """Bytes of the router's logits on `num_rows` rows in every MoE layer, fp32: 4 L E num_rows."""
+    return 4 * len(shape.moe_layers) * shape.num_experts * num_rows
 
 
 def feature_bytes(shape: ModelShape, num_positions: int, num_responses: int = 1, hidden_bytes: int = 2) -> int:

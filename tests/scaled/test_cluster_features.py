@@ -1,4 +1,4 @@
-"""Router features on a real Ray: global steps that learn from stored hidden states, which the driver never reads."""
+"""Router features on a real Ray: global steps that learn from stored features, which the driver never reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from scaled.cluster import ray_cluster
-from scaled.cluster.features import StoredFeatures, StoredHidden
+from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
 from tests.contracts import worlds
@@ -27,13 +27,13 @@ pytestmark = [
 STEPS, BUCKET = 3, 20_000
 
 
-def refuse(self: StoredHidden, layer_numbers: object) -> NoReturn:
-    raise AssertionError("the driver reads hidden states")
+def refuse(self: StoredRows, layer_numbers: object) -> NoReturn:
+    raise AssertionError("the driver reads stored rows")
 
 
 def test_features_pass_the_driver_by(one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Pr2 and Pr3 every metric and weight of three steps has the bits of a step in one process."""
-    monkeypatch.setattr(StoredHidden, "read", refuse)  # in this process; ranks and engines have their own
+    monkeypatch.setattr(StoredRows, "read", refuse)  # in this process; ranks and engines have their own
     with ray_cluster.cluster(cluster_world.config(), tmp_path) as cluster:
         engines = RolloutGroup(
             # One engine: each draws the rows whose features it keeps, so that two keep other rows than one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -161,7 +162,7 @@ def test_routes_are_counted_where_they_are_stored():
     config = recipe()
     responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
     one = payloads.routing_bytes(QWEN, responses * 34_816)
-    assert one == responses * 34_816 * 48 * 8 * 2
+    assert one == responses * 34_816 * 48 * 8
 
     def stored(*words: str) -> float:
         return host_memory(recipe(*words), QWEN).parts["routing records"] / one
@@ -175,6 +176,21 @@ def test_routes_are_counted_where_they_are_stored():
     wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
     assert stored(*wide) == pytest.approx(1 + 3 / 2)
     assert "routing records" not in host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
+
+
+def test_router_logits_are_counted_where_they_are_made():
+    """Without a predictor, old's and pi's logits of 2**16 rows of the batch at most, shared out over the machines; with
+    one, pi's on the rows that it learns from, beside what it learns from."""
+    name, num = "router logits that are compared", 64 * 16
+    machines = -(-recipe().training.num_ranks // 8)
+    for mode in ("none", "R2", "R3"):
+        parts = host_memory(recipe("--algorithm.replay.mode", mode), QWEN).parts
+        assert parts[name] == 2 * 2**16 * 4 * 48 * 128 // machines
+        assert "router features" not in parts
+    predicted = host_memory(recipe("--algorithm.replay.mode", "Pr2"), QWEN).parts
+    assert predicted[name] == num * 2048 * 4 * 48 * 128 // machines
+    assert predicted["router features"] == num * 2048 * 48 * (2 * 2048 + 4 * 128)
+    assert name not in host_memory(recipe(), replace(QWEN, dense_layers=tuple(range(48)))).parts
 
 
 def test_routers_scores_are_counted():

@@ -1,11 +1,11 @@
-"""Laws of router features whose hidden states stay in the object store: every answer has the bits of one process.
+"""Laws of router features that stay in the object store: every answer has the bits of one process.
 
 Ray's store is stood for by the objects themselves; a run on the cluster has it for real (test_cluster_run.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from scaled.cluster import features as stored_features
 from scaled.cluster import sources
-from scaled.cluster.features import LEAST_ROWS, StoredFeatures, StoredHidden, products
+from scaled.cluster.features import LEAST_ROWS, StoredFeatures, StoredRows, products
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, local_features
@@ -25,6 +26,7 @@ from theory.algorithm import Algorithm, OptimizerSettings
 from theory.loop import global_step, hand_over
 from theory.objectives import preset
 from theory.routing.features import RouterFeatures, layer_products
+from theory.routing.measures import route_distances, route_kl, route_tv
 from theory.routing.packed_rows import offsets_of
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
@@ -55,10 +57,9 @@ def predictor(seed: int = 0) -> dict[int, Tensor]:
 
 
 def travelled(features: RouterFeatures, num: int, group: HereGroup, home: int = 0) -> StoredFeatures:
-    """The features as their receiver has them, hidden states in `num` objects and nowhere else."""
+    """The features as their receiver has them, hidden states and logits in `num` objects and nowhere else."""
     parcel, *stored = pack_apart({"features": features}, num)
-    # (rows, layers, width): a flat tensor of WIDTH rows may travel.
-    assert all(entry.shape[2:] != (WIDTH,) for entry in parcel.bucket.entries), "hidden states travelled"
+    assert all(len(entry.shape) < 3 for entry in parcel.bucket.entries), "rows of layers travelled"
     return unpack_apart(parcel, stored, group, home)["features"]
 
 
@@ -125,23 +126,52 @@ def test_parts_of_ranks_become_the_same_features(seed: int, rows: list[int], dat
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("asked", [True, False], ids=["makers", "reader"])
-def test_products_are_made_where_hidden_states_are(sign: int, asked: bool) -> None:
-    """p + h W_p and p - h W_p have the bits of one process, from the makers or in a process that reads its rows."""
+def test_products_are_made_where_hidden_states_are_read(sign: int) -> None:
+    """p + h W_p and p - h W_p have the bits of one process, in a process that reads its rows."""
     here, group, W = draw_features(0, [9, 12, 10]), HereGroup(4), predictor()
     stored = of_ranks(here, group)
     shifted, expected = (one.plus_bias(W) if sign > 0 else one.minus_bias(W) for one in (stored, here))
-    assert group.num_bytes == [], "a product before anybody wants it"
-    if asked:
-        plain = shifted.without_hidden()
-        assert type(plain) is RouterFeatures and plain.hidden is None
-        assert torch.equal(plain.logits, expected.logits) and plain.logits.dtype == torch.float32
-        # Only products came back: a float32 for each expert, layer and row.
-        assert sum(group.num_bytes) < 31 * len(LAYERS) * EXPERTS * 4 + 4 * 2000
-    else:
-        read, asked_for = unpack(pack(shifted.select([2]))), (torch.arange(1, 10), offsets_of([9]), (2, 8))
-        assert torch.equal(read.at(*asked_for).logits, expected.select([2]).at(*asked_for).logits)
-        assert group.num_bytes == []
+    for one in (shifted, shifted.without_hidden()):
+        read, asked = unpack(pack(one.select([2]))), (torch.arange(1, 10), offsets_of([9]), (2, 8))
+        assert torch.equal(read.at(*asked).logits, expected.select([2]).at(*asked).logits)
+    assert group.num_bytes == []
+
+
+@pytest.mark.parametrize("block", [1, 100, 2**24], ids=["a row", "two rows", "all rows"])
+@pytest.mark.parametrize("shift", [None, 1, -1], ids=["as stored", "plus", "minus"])
+def test_logits_are_compared_where_they_were_made(
+    shift: int | None, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KL and TV of pi's logits from cached ones have the bits of one process, however many rows a rank compares at
+    once; two numbers for each row and layer come back, and the driver reads nothing."""
+    monkeypatch.setattr(stored_features, "BLOCK_BYTES", block)
+    rows, makers, engines, W = [9, 12, 10], HereGroup(4), HereGroup(1), predictor()
+    live, cached = draw_features(0, rows, torch.float32).without_hidden(), draw_features(1, rows, torch.float32)
+    there, kept = of_ranks(live, makers), travelled(cached, 3, engines)
+    if shift is not None:
+        cached, kept = (one.plus_bias(W) if shift > 0 else one.minus_bias(W) for one in (cached, kept))
+    expected = route_distances(live, cached.without_hidden())
+    assert expected == (
+        route_kl(live.logits, cached.logits).item(),
+        route_tv(live.logits, cached.logits).item(),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredRows, "read", only_there(StoredRows.read))
+        assert route_distances(there, kept.without_hidden()) == expected
+    assert sum(makers.num_bytes) < 31 * len(LAYERS) * 2 * 8 + 4 * 2000
+    assert engines.num_bytes == []
+
+
+def test_other_rows_are_not_compared() -> None:
+    """Features of other rows, responses or layers are an error that names both, stored or not."""
+    live, other = draw_features(0, [3, 2]), draw_features(0, [2, 3])
+    fewer = live.at(torch.arange(5), live.offsets, LAYERS[:2])
+    moved = RouterFeatures(live.rows + 1, live.offsets, live.hidden, live.logits, LAYERS)
+    for first, second in ((live, other), (live, fewer), (live, moved), (of_ranks(live, HereGroup(4)), moved)):
+        with pytest.raises(
+            ValueError, match=r"expected features of the same \(rows, responses, layers\), got \(5, 2, "
+        ):
+            route_distances(first, second)
 
 
 def test_a_product_of_few_rows_has_the_bits_of_many() -> None:
@@ -158,24 +188,37 @@ def test_a_selection_keeps_no_object_that_it_does_not_need() -> None:
     """The object store may drop hidden states of responses, and of layers, that nobody holds."""
     stored = travelled(draw_features(0, [2, 2, 2, 2]), 4, HereGroup(1))
     one = stored.select([3, 1])
-    assert isinstance(one, StoredFeatures)
-    assert len(stored.stored.sources) == 4 and len(one.stored.sources) == 2
+    assert isinstance(one, StoredFeatures) and one.stored_hidden is not None
+    assert len(stored.stored_logits.sources) == 4
+    assert len(one.stored_logits.sources) == len(one.stored_hidden.sources) == 2
     ranks = of_ranks(draw_features(0, [2, 2]), HereGroup(4))
     own = ranks.at(torch.tensor([0]), offsets_of([1]), (1, 5))
-    assert isinstance(own, StoredFeatures) and len(own.stored.sources) == 1
+    assert isinstance(own, StoredFeatures) and len(own.stored_logits.sources) == 1
 
 
-def test_logits_alone_are_not_stored() -> None:
-    """Features without hidden states, as pi's of an update, travel with the answer; there is nothing to shift."""
+def test_logits_alone_are_stored_too() -> None:
+    """Features without hidden states, as pi's of an update, have nothing that a predictor could shift."""
     plain = draw_features(0, [3]).without_hidden()
-    parcel, stored = pack_apart(plain)
-    found = unpack_apart(parcel, [stored], HereGroup(1), 0)
-    assert type(found) is RouterFeatures and torch.equal(found.logits, plain.logits)
+    found = travelled(plain, 1, HereGroup(1))
+    assert not found.has_hidden and found.hidden is None and found.nbytes == plain.nbytes
+    assert torch.equal(found.logits, plain.logits)
+    with pytest.raises(ValueError, match=r"expected features with the router's input \(hidden\), got logits alone"):
+        found.plus_bias(predictor())
     kept = travelled(draw_features(0, [3]), 1, HereGroup(1))
     with pytest.raises(ValueError, match=r"expected a predictor for layers \[1, 2, 5, 8\], got none for \[8\]"):
         kept.plus_bias({n: w for n, w in predictor().items() if n != 8})
     with pytest.raises(ValueError, match="expected hidden in all parts or in none"):
-        RouterFeatures.concat([kept, plain])
+        RouterFeatures.concat([kept, found])
+
+
+def only_there(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`read` that fails in the driver, where sources know the group of actors that made them."""
+
+    def checked(self: StoredRows, layer_numbers: Sequence[int]) -> Tensor:
+        assert all(source.owner.group is None for source in self.sources), "the driver reads stored rows"
+        return read(self, layer_numbers)
+
+    return checked
 
 
 class Apart:
@@ -196,16 +239,10 @@ class Apart:
         return call
 
 
-@pytest.mark.parametrize("mode", ["Pr2", "Pr3"])
+@pytest.mark.parametrize("mode", ["none", "Pr2", "Pr3"])
 def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics and predictors of three steps have the bits of one process, and the driver reads no hidden state."""
-    read = StoredHidden.read
-
-    def only_there(self: StoredHidden, layer_numbers: Sequence[int]) -> Tensor:
-        assert all(source.owner.group is None for source in self.sources), "the driver reads hidden states"
-        return read(self, layer_numbers)
-
-    monkeypatch.setattr(StoredHidden, "read", only_there)
+    """Metrics and predictors of three steps have the bits of one process, and the driver reads no stored row."""
+    monkeypatch.setattr(StoredRows, "read", only_there(StoredRows.read))
     recipe = Algorithm(
         objective=preset("minirl"), mode=mode, predictor=PredictorSettings(10.0, num_positions=4), num_prompts=4,
         num_responses=2, num_minibatches=2, max_tokens=6, optimizer=OptimizerSettings(learning_rate=1e-2),
@@ -218,7 +255,8 @@ def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -
     for step in range(3):
         found = global_step(step, recipe, engine, learner, worlds.EvenTokens(), seed=3)
         expected = global_step(step, recipe, theirs, one, worlds.EvenTokens(), seed=3)
-        assert found.metrics == expected.metrics and found.metrics["predictor/loss"] > 0
+        assert found.metrics == expected.metrics and found.metrics["routing/route_kl"] > 0
+        assert found.metrics.get("predictor/loss", 0.0) > 0 or mode == "none"
         assert isinstance(found.rollouts.features if mode == "Pr3" else found.scores.features, StoredFeatures)
     for number, W in learner.predictor_weights().items():
-        assert bool(W.any()) and torch.equal(W, one.predictor_weights()[number])
+        assert bool(W.any()) == (mode != "none") and torch.equal(W, one.predictor_weights()[number])

@@ -196,6 +196,23 @@ def test_feature_rows_are_a_named_draw() -> None:
     ]
 
 
+def test_rows_for_metrics_alone_are_bounded_over_the_batch() -> None:
+    """Where no predictor learns from them, a batch keeps router logits of 2**16 rows, and one of each response at
+    least; of few responses, and for a predictor, T_c of each."""
+    bounded, learned = (Algorithm(preset("minirl"), mode=mode) for mode in ("R3", "Pr2"))
+    for num, rows in ((1, 2048), (32, 2048), (64, 1024), (8192, 8), (100_000, 1)):
+        assert bounded.num_feature_rows(num) == rows
+        assert learned.num_feature_rows(num) == 2048
+    engines, _ = run(mode="none", num_responses=8, predictor=PredictorSettings(num_positions=2))
+    ((rollouts, routing),) = engines.of("score")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("theory.algorithm.COMPARED_ROWS", len(rollouts))
+        engines, _ = run(mode="none", num_responses=8, predictor=PredictorSettings(num_positions=2))
+    ((_, fewer),) = engines.of("score")
+    for all_rows, one in zip(routing.feature_rows, fewer.feature_rows, strict=True):
+        assert len(one) == 1 and set(one.tolist()) <= set(all_rows.tolist())
+
+
 def test_the_reference_scores_what_is_penalised() -> None:
     """With a KL penalty, however small, each mini-batch carries the reference's log-probs of its own responses."""
     engines, _ = run(objective=preset("minirl", kl_coefficient=0.01))

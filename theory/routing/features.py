@@ -8,7 +8,7 @@ Paper: Pr2 (arXiv 2606.00395) sec. 4.1, App. D and E.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -139,15 +139,12 @@ class RouterFeatures:
         ]
         keys = [own_F * width + part.rows for (part, _), own_F in zip(parts, response_F, strict=True)]
         all_F = torch.cat(keys).unique()
-        first, places = parts[0][0], []
-        logits = torch.full((len(all_F), len(layers), first.logits.shape[2]), torch.nan, dtype=first.logits.dtype)
-        is_filled_FL = torch.zeros(logits.shape[:2], dtype=torch.bool)
+        places, is_filled_FL = [], torch.zeros(len(all_F), len(layers), dtype=torch.bool)
         for (part, _), key_F in zip(parts, keys, strict=True):
             where = (
                 torch.searchsorted(all_F, key_F)[:, None],
                 torch.tensor([layers.index(n) for n in part.layer_numbers]),
             )
-            logits[where] = part.logits
             is_filled_FL[where] = True
             places.append((part, where))
         if not bool(is_filled_FL.all()):
@@ -155,19 +152,42 @@ class RouterFeatures:
                 f"expected features of {is_filled_FL.numel()} rows and layers, got {int(is_filled_FL.sum())}"
             )
         counts = torch.bincount(all_F // width, minlength=num_responses).tolist()
-        return first._assembled(places, RouterFeatures(all_F % width, offsets_of(counts), None, logits, layers))
+        return parts[0][0]._assembled(places, all_F % width, offsets_of(counts), layers)
 
     def _assembled(
-        self, places: Sequence[tuple[RouterFeatures, tuple[Tensor, Tensor]]], whole: RouterFeatures
+        self,
+        places: Sequence[tuple[RouterFeatures, tuple[Tensor, Tensor]]],
+        rows: Tensor,
+        offsets: Tensor,
+        layers: tuple[int, ...],
     ) -> RouterFeatures:
-        """`whole` with the parts' hidden states at these rows and layers."""
-        if self.hidden is None:
-            return whole
-        hidden = torch.full((*whole.logits.shape[:2], self.hidden.shape[2]), torch.nan, dtype=self.hidden.dtype)
-        for part, where in places:
-            assert part.hidden is not None
-            hidden[where] = part.hidden
-        return RouterFeatures(whole.rows, whole.offsets, hidden, whole.logits, whole.layer_numbers)
+        """The features on these rows and layers, from parts that hold them at these places."""
+
+        def filled(parts: Sequence[Tensor]) -> Tensor:
+            out_FLX = torch.full((len(rows), len(layers), parts[0].shape[2]), torch.nan, dtype=parts[0].dtype)
+            for x_FLX, (_, where) in zip(parts, places, strict=True):
+                out_FLX[where] = x_FLX
+            return out_FLX
+
+        hidden = [part.hidden for part, _ in places if part.hidden is not None]
+        logits = filled([part.logits for part, _ in places])
+        return RouterFeatures(rows, offsets, filled(hidden) if hidden else None, logits, layers)
+
+    def compared(
+        self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Float[Tensor, "F L X"]]
+    ) -> Float[Tensor, "F L X"]:
+        """`measure` of these logits and the other's, a function of every row and layer by itself.
+
+        Raises ValueError where the features are of other rows or layers.
+        """
+        is_same = torch.equal(self.rows, other.rows) and torch.equal(self.offsets, other.offsets)
+        if not is_same or self.layer_numbers != other.layer_numbers:
+            ours, theirs = ((len(one.rows), len(one), one.layer_numbers) for one in (self, other))
+            raise ValueError(f"expected features of the same (rows, responses, layers), got {ours} and {theirs}")
+        return self._compared(other, measure)
+
+    def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        return measure(self.logits, other.logits)
 
     def minus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
         """The features with p_old = logits - h W_p: an engine whose gate holds W + W_p reports h (W + W_p).

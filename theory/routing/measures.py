@@ -17,6 +17,7 @@ from torch import Tensor
 
 from theory.divergences import kl_p_q, tv_p_q
 from theory.routing.counts import RouteCounts
+from theory.routing.features import RouterFeatures
 from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK = 2**15
@@ -35,7 +36,7 @@ def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[T
 def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> Int[Tensor, "R L"]:
     # numpy compares narrow integers ten times as fast as torch does on a CPU.
     a_NK, b_NK = (ids_RLK.cpu().flatten(0, 1).contiguous().numpy() for ids_RLK in (a_RLK, b_RLK))
-    d_N = np.zeros(len(a_NK), dtype=np.int16)
+    d_N = np.zeros(len(a_NK), dtype=np.int8 if a_NK.shape[1] < np.iinfo(np.int8).max else np.int16)
     for start in range(0, len(a_NK), BLOCK):
         block = slice(start, start + BLOCK)
         _count_into(d_N[block], a_NK[block], b_NK[block])
@@ -68,7 +69,7 @@ def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: 
     (where_M,) = differs_N.nonzero()
     # Slot by slot, each a run of all rows: loops over rows are then the innermost ones.
     a_KM, b_KM = (np.ascontiguousarray(ids_NK[where_M].T) for ids_NK in (a_NK, b_NK))
-    d_M, is_equal_M = np.full(len(where_M), len(a_KM), dtype=np.int16), np.empty(len(where_M), dtype=bool)
+    d_M, is_equal_M = np.full(len(where_M), len(a_KM), dtype=d_N.dtype), np.empty(len(where_M), dtype=bool)
     for a_M in a_KM:
         common_M = np.zeros(len(where_M), dtype=np.int8)  # at most 1: the ids of a row are distinct
         for b_M in b_KM:
@@ -87,11 +88,13 @@ def _words(ids_NK: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N W"]:
     return ids_NK.view(f"i{size}")
 
 
-def _router_counts(d_RL: Tensor) -> Tensor:
-    counts = d_RL[d_RL != MISSING].long()
-    if len(counts) == 0:
-        raise ValueError(f"expected a row and layer present in both records, got none of {d_RL.numel()}")
-    return counts
+def _num_differing(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, " K_plus_1"]:
+    """Number of (row, layer) pairs with d = x, for x = 0..K; ValueError where no pair is in both records."""
+    num_d = route_counts(record_a, record_b).num_d
+    if not bool(num_d.any()):
+        num = sum(record_a.num_rows_B) * len(record_a.layer_numbers)
+        raise ValueError(f"expected a row and layer present in both records, got none of {num}")
+    return num_d
 
 
 def _token_counts(d_RL: Tensor) -> Tensor:
@@ -120,7 +123,8 @@ def _histogram(counts: Tensor, largest: int) -> Tensor:
 
 def router_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " K_plus_1"]:
     """The share of (row, layer) pairs with d = x, for x = 0..K (R3 App. H, Fig. 3a); sums to 1."""
-    return _histogram(_router_counts(difference_counts(record_a, record_b)), record_a.num_slots)
+    num_d = _num_differing(record_a, record_b)
+    return num_d.double() / num_d.sum()
 
 
 def token_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " LK_plus_1"]:
@@ -145,12 +149,8 @@ def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -
 
 def router_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
     """The share of (row, layer) pairs whose sets of experts differ, in [0, 1] (R3 sec. 3.2)."""
-    num_d = route_counts(record_a, record_b).num_d
-    num = int(num_d.sum())
-    if num == 0:
-        num = sum(record_a.num_rows_B) * len(record_a.layer_numbers)
-        raise ValueError(f"expected a row and layer present in both records, got none of {num}")
-    return (num - int(num_d[0])) / num
+    num_d = _num_differing(record_a, record_b)
+    return int(num_d[1:].sum()) / int(num_d.sum())
 
 
 def router_disagreement_by_layer(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[int, float]:
@@ -182,10 +182,7 @@ def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
 
     Per layer, so that depths compare; Eq. 8 sums over the layers instead.
     """
-    if logits_p_FLE.shape[0] == 0:
-        raise ValueError("expected at least 1 feature row, got 0")
-    # For equal distributions rounding gives some 1e-16 of either sign.
-    return kl_p_q(logits_p_FLE.double(), logits_q_FLE.double()).clamp(min=0).mean()
+    return _mean_of_rows(_kl(logits_p_FLE, logits_q_FLE))
 
 
 def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:
@@ -193,9 +190,36 @@ def route_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "
 
     By Pinsker per row and layer, and Jensen over them, it is at most sqrt(route_kl / 2). It is symmetric.
     """
-    if logits_p_FLE.shape[0] == 0:
+    return _mean_of_rows(_tv(logits_p_FLE, logits_q_FLE))
+
+
+def route_distances(a: RouterFeatures, b: RouterFeatures) -> tuple[float, float]:
+    """`route_kl` and `route_tv` of a's logits from b's, computed where a's rows are.
+
+    Raises ValueError where the features are of other rows or layers, or of none.
+    """
+    kl_FL, tv_FL = a.compared(b, _kl_and_tv).unbind(-1)
+    # Contiguous: the order of a sum, and so its last bit, depends on the layout.
+    return _mean_of_rows(kl_FL.contiguous()).item(), _mean_of_rows(tv_FL.contiguous()).item()
+
+
+def _kl_and_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, "F L 2"]:
+    return torch.stack([_kl(logits_p_FLE, logits_q_FLE), _tv(logits_p_FLE, logits_q_FLE)], dim=-1)
+
+
+def _kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, "F L"]:
+    # For equal distributions rounding gives some 1e-16 of either sign.
+    return kl_p_q(logits_p_FLE.double(), logits_q_FLE.double()).clamp(min=0)
+
+
+def _tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, "F L"]:
+    return tv_p_q(logits_p_FLE.double(), logits_q_FLE.double())
+
+
+def _mean_of_rows(x_FL: Float[Tensor, "F L"]) -> Float[Tensor, ""]:
+    if x_FL.shape[0] == 0:
         raise ValueError("expected at least 1 feature row, got 0")
-    return tv_p_q(logits_p_FLE.double(), logits_q_FLE.double()).mean()
+    return x_FL.mean()
 
 
 def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:
