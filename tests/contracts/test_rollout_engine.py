@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.contracts import worlds
-from theory.contracts import RolloutEngine, Rollouts, Sampling
+from theory.contracts import RolloutEngine, Sampling
 from theory.routing.passes import RoutingPlan
 
 SAMPLING = Sampling(max_tokens=24, num_responses=3, seed=5, num_features=4)
@@ -26,14 +26,6 @@ def engine(request, weights):
 def rollouts(engine):
     """The engine's first samples, for the laws of one generation; with features, on which no token depends."""
     return engine.generate(worlds.prompts(), SAMPLING)
-
-
-def same(a: Rollouts, b: Rollouts) -> bool:
-    """Whether tokens and log-probs are equal bit for bit."""
-    return all(
-        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
-        for x, y in zip(a.responses, b.responses, strict=True)
-    )
 
 
 def test_responses_are_grouped_and_well_formed(engine, rollouts):
@@ -66,7 +58,7 @@ def test_the_seed_names_the_draw(engine, rollouts):
     """The same seed gives the same bits, whether features are asked for or not, another seed other tokens."""
     again = engine.generate(worlds.prompts(), Sampling(max_tokens=24, num_responses=3, seed=5))
     other = engine.generate(worlds.prompts(), Sampling(max_tokens=24, num_responses=3, seed=6))
-    assert same(rollouts, again)
+    assert worlds.same(rollouts, again)
     assert torch.equal(rollouts.experts.experts, again.experts.experts)
     assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(again.responses, other.responses, strict=True))
 
@@ -80,8 +72,8 @@ def test_load_weights_replaces_the_policy(engine, rollouts, weights):
     after = engine.generate(worlds.prompts(), SAMPLING)
     assert {r.version for r in changed.responses} == {7}
     assert {r.version for r in after.responses} == {0}
-    assert not same(rollouts, changed)
-    assert same(rollouts, after)
+    assert not worlds.same(rollouts, changed)
+    assert worlds.same(rollouts, after)
 
 
 def test_features_are_drawn_evenly_over_the_response(rollouts):
@@ -130,7 +122,7 @@ def test_exact_engine_is_batch_invariant(weights):
     together = engine.generate(prompts, SAMPLING)
     for num in (1, 2, 5):
         part = engine.generate(prompts[:num], SAMPLING)
-        assert same(part, together.select(range(3 * num)))
+        assert worlds.same(part, together.select(range(3 * num)))
         assert torch.equal(part.experts.experts, together.select(range(3 * num)).experts.experts)
 
 

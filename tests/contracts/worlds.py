@@ -24,7 +24,7 @@ from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import OptimizerSettings
-from theory.contracts import Prompt, Response
+from theory.contracts import Prompt, Response, Rollouts
 from theory.routing.gates import GATES
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
@@ -125,3 +125,15 @@ class EvenTokens:
 ROLLOUT_ENGINES: dict[str, Callable[[MoE], SandboxEngine]] = {
     name: (lambda weights, name=name: rollout_engine(name, weights)) for name in DEFECTS
 }
+
+
+def same(a: Rollouts, b: Rollouts) -> bool:
+    """Whether tokens, log-probs and routes, where they were recorded, are equal bit for bit."""
+    if a.experts is None or b.experts is None:
+        are_routes_same = a.experts is b.experts
+    else:
+        are_routes_same = torch.equal(a.experts.experts, b.experts.experts)
+    return are_routes_same and all(
+        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
+        for x, y in zip(a.responses, b.responses, strict=True)
+    )

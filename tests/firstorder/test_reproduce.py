@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from firstorder.cli import main
-from sandbox.claims import CLAIMS, REGIMES, RESULTS
+from sandbox.claims import CLAIMS, REGIMES, RESULTS, chosen_claims, chosen_regimes
 from sandbox.ledger import command
 from sandbox.ledger.cells import key
 from sandbox.ledger.command import Wanted
@@ -86,11 +86,11 @@ def test_a_mistake_is_one_line(
 
 def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--smoke makes the claim's runs at two steps and writes both pages; a second call finds them all done."""
-    words = ["reproduce", "11", "--smoke", "--regime", "paper", "--jobs", "1"]
+    words = ["reproduce", "11", "--smoke", "--jobs", "1"]
     words += ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
     assert main(words) == 0
     out, err = capsys.readouterr()
-    wanted = Wanted(tuple(c for c in CLAIMS if c.number == 11), REGIMES[:1], 2, smoke=True)
+    wanted = Wanted(chosen_claims(["11"]), chosen_regimes(["stress"]), 2, smoke=True)
     number = len(wanted.cells())
     assert err.splitlines()[0] == f"{number} runs, 0 of them done before, {number} to go"
     assert len(err.splitlines()) == number + 1

@@ -30,6 +30,15 @@ from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
+SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
+BUCKET = 20_000
+"""Bytes; a dozen buckets for these weights."""
+
+
+def alone(defects: str = "exact") -> Rollouts:
+    """The draw of one engine in this process: five prompts with `SAMPLING`."""
+    return worlds.rollout_engine(defects, worlds.model()).generate(worlds.prompts(5), SAMPLING)
+
 
 class ShareEngine(SandboxEngine):
     """The sandbox engine for a share of the prompts: response b of the whole draw uses row b of its stream.

@@ -62,6 +62,13 @@ OBJECTIVES: dict[str, Objective] = {name: preset(name) for name in PRESETS} | {
 """Every preset, and two that take off the mean under mu: by its five likeliest tokens, and by all of it."""
 
 
+def asked_of(layout: str, share: int) -> list[str]:
+    """The objectives that a layout is measured with: on one rank all, else every `share`-th, another for the next
+    layout, so that each objective meets a `share`-th of the layouts."""
+    offset = list(WORLDS).index(layout)
+    return [key for i, key in enumerate(OBJECTIVES) if layout == "1 rank" or (i + offset) % share == 0]
+
+
 def recorded() -> dict[int, Rollouts]:
     """The batch with as many of mu's likeliest tokens as an objective asks for; none for 0."""
     return {num: with_top(batch(), num) if num else batch() for num in {one.num_top for one in OBJECTIVES.values()}}
@@ -85,9 +92,14 @@ class Row:
 
 
 def measure_rank(
-    rank: int, folder: Path, olds: dict[int, TokenScores], worlds: dict[str, dict[str, Any]], ports: list[int]
+    rank: int,
+    folder: Path,
+    olds: dict[int, TokenScores],
+    worlds: dict[str, dict[str, Any]],
+    ports: list[int],
+    share: int,
 ) -> dict[str, Any]:
-    """On one rank, by layout: scores of every pass, value and gradient of every objective, weights after updates."""
+    """On one rank, by layout: scores of every pass, value and gradient of its objectives, weights after updates."""
     from scaled.megatron_engine.rank import MegatronRank
 
     found = recorded()
@@ -96,13 +108,13 @@ def measure_rank(
     replay = routings["replay"]
     first_of = {num: first(one, olds[num], replay) for num, one in found.items()}
 
-    def act(_: str, layout: TrainingBlock) -> dict[str, Any]:
+    def act(name: str, layout: TrainingBlock) -> dict[str, Any]:
         engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
         result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
         result["tops"] = {num: engine.score(one, replay) for num, one in found.items() if num}
         result["objectives"] = {
             key: (engine.update(first_of[one.num_top][0], one, first_of[one.num_top][1]), on_host(engine.gradients()))
-            for key, one in OBJECTIVES.items()
+            for key, one in ((key, OBJECTIVES[key]) for key in asked_of(name, share))
         }
         engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
         for minibatch, routing in minibatches(rollouts, old, replay):
@@ -161,7 +173,8 @@ def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> R
             a = assemble_scores([part["tops"][num] for part in parts])
             assert a.logp_top_BTK is not None and b.logp_top_BTK is not None
             logp = max(logp, (a.logp_top_BTK - b.logp_top_BTK).abs().max().item())
-    for key, (expected, gradients) in theirs["objectives"].items():
+    for key in parts[0]["objectives"]:
+        expected, gradients = theirs["objectives"][key]
         got = assemble_stats([part["objectives"][key][0] for part in parts]).metrics["actor/objective"]
         value = max(value, abs(got - expected))
         ours = merged([part["objectives"][key][1] for part in parts])
@@ -175,14 +188,15 @@ def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> R
     return Row(name, logp, routes, value, gradient, farthest)
 
 
-def measure(folder: Path) -> list[Row]:
-    """The table: every layout against the sandbox."""
+def measure(folder: Path, share: int = 1) -> list[Row]:
+    """The table: every layout against the sandbox, with the objectives of `asked_of`."""
     write_model(folder)
     theirs = reference(folder)
     rows = []
     for num_ranks in sorted({n for n, _ in WORLDS.values()}):
         worlds = {name: fields for name, (n, fields) in WORLDS.items() if n == num_ranks}
-        ranks = spawn(num_ranks, measure_rank, folder, theirs["olds"], worlds, free_ports(len(worlds)), limit_s=400)
+        ports = free_ports(len(worlds))
+        ranks = spawn(num_ranks, measure_rank, folder, theirs["olds"], worlds, ports, share, limit_s=400)
         rows += [compare(name, ranks, theirs) for name in worlds]
     return rows
 

@@ -25,8 +25,8 @@ from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Bucket, shares
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
-from tests.scaled import cluster_world
-from theory.contracts import Draw, Rollouts, Sampling
+from tests.scaled import cluster_world as world
+from theory.contracts import Draw, Sampling
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
@@ -37,9 +37,7 @@ pytestmark = [
 ]
 
 T = TypeVar("T")
-SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
 DEFECT = "weights-fp8-channel"
-BUCKET = 20_000  # bytes: a dozen buckets for these weights
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
@@ -53,26 +51,15 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
     group = RolloutGroup(
         cluster,
-        partial(cluster_world.build_engine, DEFECT, hold),
+        partial(world.build_engine, DEFECT, hold),
         2,
         timeout_s=60.0,
         max_restarts=2,
-        bucket_bytes=BUCKET,
+        bucket_bytes=world.BUCKET,
     )
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
     yield group
     group.close()
-
-
-def alone(defects: str = "exact") -> Rollouts:
-    return worlds.rollout_engine(defects, worlds.model()).generate(worlds.prompts(5), SAMPLING)
-
-
-def same(a: Rollouts, b: Rollouts) -> bool:
-    pairs = zip(a.responses, b.responses, strict=True)
-    return torch.equal(a.experts.experts, b.experts.experts) and all(
-        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu) for x, y in pairs
-    )
 
 
 def test_early_ends_are_shared(engines: RolloutGroup) -> None:
@@ -120,9 +107,9 @@ def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup
     """Two engines over five prompts give, to the bit, what one engine in this process gives; rollouts are counted."""
     weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
     assert weights <= engines.meter.take()["transfer/weights_bytes"] < weights * 1.2
-    got = engines.generate(worlds.prompts(5), SAMPLING)
-    assert same(got, alone(DEFECT)) and {r.version for r in got.responses} == {7}
-    one = engines.generate(worlds.prompts(1), SAMPLING)  # the second engine has nothing to do
+    got = engines.generate(worlds.prompts(5), world.SAMPLING)
+    assert worlds.same(got, world.alone(DEFECT)) and {r.version for r in got.responses} == {7}
+    one = engines.generate(worlds.prompts(1), world.SAMPLING)  # the second engine has nothing to do
     assert len(one) == 3
     rows = sum(r.num_tokens - 1 for r in (*got.responses, *one.responses))
     # Experts alone are one byte a slot; tokens, log-probs, masks and prompts besides are less than 8 times that here.
@@ -136,7 +123,7 @@ def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> 
     sampling = Sampling(max_tokens=60, num_responses=3, seed=5)
     local = worlds.rollout_engine(DEFECT, worlds.model())
     whole, spread = (roll_out(engine, Talk(), worlds.prompts(5), sampling, max_turns=3) for engine in (local, engines))
-    assert same(spread, whole)
+    assert worlds.same(spread, whole)
     turns = [int((r.tokens[r.is_response] == worlds.STOP).sum()) for r in whole.responses]
     goes_on = {b // 3 for b, r in enumerate(whole.responses) if not r.is_response.all()}
     assert max(turns) >= 2 and not goes_on >= set(range(5)), "expected some prompts to continue, and some not"
@@ -150,7 +137,7 @@ def test_a_later_turn_goes_where_its_conversation_is(engines: RolloutGroup) -> N
     assert engines._parts(later, is_first_turn=False) == {0: [1, 2, 3], 1: [0]}
     sampling = Sampling(max_tokens=9, draws=tuple(Draw(seed, 6 + seed) for seed in range(4)))
     local = worlds.rollout_engine(DEFECT, worlds.model())
-    assert same(engines.generate(later, sampling), local.generate(later, sampling))
+    assert worlds.same(engines.generate(later, sampling), local.generate(later, sampling))
     with pytest.raises(ValueError, match=r"sampling.draws: expected 4 draws of 1 to 2 tokens, got 1 of \[2\]"):
         engines.generate(later, Sampling(max_tokens=2, draws=(Draw(0, 2),)))
 
@@ -169,7 +156,7 @@ def test_weights_go_from_ranks_to_engines(
 
     They hold these from here on, without the ranks that sent them: so does the one that takes a killed one's place.
     """
-    ranks = TrainingGroup(cluster, cluster_world.build_rank, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    ranks = TrainingGroup(cluster, world.build_rank, 2, world.ASSEMBLY, bucket_bytes=world.BUCKET)
     weights = sum(t.nbytes for _, t in worlds.training_engine(worlds.model()).named_tensors())
     engines.meter.take()
     seen, get = [], ray.get
@@ -185,30 +172,30 @@ def test_weights_go_from_ranks_to_engines(
     sizes = [one for one in seen if isinstance(one, int)]
     assert len(sizes) > 4 and sum(sizes) == engines.meter.take()["transfer/weights_bytes"] >= weights
     assert not any(isinstance(one, Bucket) for one in seen)
-    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
+    assert worlds.same(engines.generate(worlds.prompts(5), world.SAMPLING), world.alone(DEFECT))
 
 
 def test_engines_take_what_was_converted(engines: RolloutGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group's `convert` is applied before the bytes are counted, and engines sample from its weights."""
     one = worlds.training_engine(worlds.model())
     local = worlds.rollout_engine(DEFECT, worlds.model())
-    local.load_weights(cluster_world.rounded(one.named_tensors()), version=7)
-    expected = local.generate(worlds.prompts(5), SAMPLING)
-    assert not same(expected, alone(DEFECT))
+    local.load_weights(world.rounded(one.named_tensors()), version=7)
+    expected = local.generate(worlds.prompts(5), world.SAMPLING)
+    assert not worlds.same(expected, world.alone(DEFECT))
     whole = sum(tensor.nbytes for _, tensor in one.named_tensors())
     engines.meter.take()
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "convert", cluster_world.rounded)
+        patch.setattr(engines, "convert", world.rounded)
         engines.load_weights(one.named_tensors(), version=7)
     assert whole / 2 <= engines.meter.take()["transfer/weights_bytes"] < whole / 2 * 1.2
-    assert same(engines.generate(worlds.prompts(5), SAMPLING), expected)
+    assert worlds.same(engines.generate(worlds.prompts(5), world.SAMPLING), expected)
     engines.load_weights(one.named_tensors(), version=7)  # for the tests that follow
-    assert same(engines.generate(worlds.prompts(5), SAMPLING), alone(DEFECT))
+    assert worlds.same(engines.generate(worlds.prompts(5), world.SAMPLING), world.alone(DEFECT))
 
 
 def test_a_killed_engine_costs_no_token(engines: RolloutGroup, hold: Path) -> None:
     """An engine whose process is killed (-9) amid `generate` is replaced, and the responses are the same."""
-    before = engines.generate(worlds.prompts(5), SAMPLING)
+    before = engines.generate(worlds.prompts(5), world.SAMPLING)
     hold.mkdir()
 
     def kill() -> None:
@@ -221,8 +208,8 @@ def test_a_killed_engine_costs_no_token(engines: RolloutGroup, hold: Path) -> No
         os.kill(next(pid for pid in pids if pid != int(victim.name)), signal.SIGKILL)
 
     engines.meter.take()
-    after = meanwhile(lambda: engines.generate(worlds.prompts(5), SAMPLING), kill)
-    assert same(before, after) and {r.version for r in after.responses} == {7}
+    after = meanwhile(lambda: engines.generate(worlds.prompts(5), world.SAMPLING), kill)
+    assert worlds.same(before, after) and {r.version for r in after.responses} == {7}
     assert engines.meter.take()["rollout/engine_restarts"] == engines.restarts == 2
 
 
@@ -231,7 +218,7 @@ def test_too_many_deaths_are_one_clear_error(engines: RolloutGroup) -> None:
     assert engines.restarts == engines.max_restarts
     os.kill(engines.pids()[1], signal.SIGKILL)
     with pytest.raises(EngineLost, match=r"rollout.max_restarts: engine 1 was lost .*at most 2 restarts, got 3"):
-        engines.generate(worlds.prompts(5), SAMPLING)
+        engines.generate(worlds.prompts(5), world.SAMPLING)
 
 
 def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Path) -> None:
@@ -239,4 +226,4 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
     hold.mkdir()
     engines.timeout_s = 1.0
     with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s, rollout.timeout_s"):
-        engines.generate(worlds.prompts(1), SAMPLING)
+        engines.generate(worlds.prompts(1), world.SAMPLING)

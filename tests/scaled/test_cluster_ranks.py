@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
@@ -24,8 +23,8 @@ from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.weights import StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
 from tests.contracts import worlds
-from tests.scaled import cluster_world
-from theory.contracts import MiniBatch, Rollouts, Sampling
+from tests.scaled import cluster_world as world
+from theory.contracts import MiniBatch
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, fold
@@ -36,54 +35,39 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-T = TypeVar("T")
-SAMPLING = Sampling(max_tokens=8, num_responses=3, seed=5)
-DEFECT = "weights-fp8-channel"
-BUCKET = 20_000  # bytes: a dozen buckets for these weights
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
 @pytest.fixture(scope="module")
 def ranks(cluster: Cluster) -> Iterator[TrainingGroup]:
-    build = partial(cluster_world.build_rank, predictor=PREDICTOR, predictor_std=0.5)
-    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    build = partial(world.build_rank, predictor=PREDICTOR, predictor_std=0.5)
+    group = TrainingGroup(cluster, build, 2, world.ASSEMBLY, bucket_bytes=world.BUCKET)
     yield group
     group.close()
 
 
-def alone(defects: str = "exact") -> Rollouts:
-    return worlds.rollout_engine(defects, worlds.model()).generate(worlds.prompts(5), SAMPLING)
-
-
-def same(a: Rollouts, b: Rollouts) -> bool:
-    pairs = zip(a.responses, b.responses, strict=True)
-    return torch.equal(a.experts.experts, b.experts.experts) and all(
-        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu) for x, y in pairs
-    )
-
-
 def test_a_death_at_the_start_gives_the_places_back(cluster: Cluster, tmp_path: Path) -> None:
     """A rank that dies before it has met the others is RankDied, and the next group starts in the same places."""
-    build = partial(cluster_world.build_rank, died=tmp_path / "died")
+    build = partial(world.build_rank, died=tmp_path / "died")
     before = list(cluster.actors)
     with pytest.raises(RankDied, match="rank 1 of 2 died"):
-        TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+        TrainingGroup(cluster, build, 2, world.ASSEMBLY, bucket_bytes=world.BUCKET)
     assert cluster.actors == before
-    TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET).close()
+    TrainingGroup(cluster, build, 2, world.ASSEMBLY, bucket_bytes=world.BUCKET).close()
 
 
 def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that stands still is lost once a collective is late; an error that is no collective's comes as it is."""
     monkeypatch.setattr(rank_group, "SETTLE_S", 5.0)
-    build = partial(cluster_world.build_rank, timeout_s=8.0)
-    group = TrainingGroup(cluster, build, 2, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    build = partial(world.build_rank, timeout_s=8.0)
+    group = TrainingGroup(cluster, build, 2, world.ASSEMBLY, bucket_bytes=world.BUCKET)
     victim = group.pids()[1]
     os.kill(victim, signal.SIGSTOP)
     try:
         with pytest.raises(FileNotFoundError):
             group.load(tmp_path)
         with pytest.raises(RankDied, match=r"ranks \[1\] of 2 did not answer within 5 s; rank 0 said: .*[Tt]imed out"):
-            group.score(alone(), RoutingPlan("natural"))
+            group.score(world.alone(), RoutingPlan("natural"))
         # Where no collective is late, the limit of the stage is.
         group.limits = LimitsBlock(score=1.0)
         wanted = r"ranks \[1\] of 2 did not answer to predictor_weights within 1 s \(cluster.limits.score\)"
@@ -96,16 +80,16 @@ def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkey
 
 def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:
     """A rank whose export fails after some buckets raises its own error, which no engine has to meet."""
-    group = TrainingGroup(cluster, cluster_world.build_failing, 1, cluster_world.ASSEMBLY, bucket_bytes=BUCKET)
+    group = TrainingGroup(cluster, world.build_failing, 1, world.ASSEMBLY, bucket_bytes=world.BUCKET)
     with pytest.raises(ValueError, match=r"^no more weights"):
-        list(stored(group.named_tensors(), BUCKET))
+        list(stored(group.named_tensors(), world.BUCKET))
     group.close()
 
 
 def test_a_group_of_ranks_is_one_training_engine(ranks: TrainingGroup, tmp_path: Path) -> None:
     """Two ranks over gloo score, update, export, save and load to the bit what one engine in this process does."""
     one = worlds.training_engine(worlds.model(), PREDICTOR, keep_reference=True)
-    rollouts = alone()
+    rollouts = world.alone()
     routing = RoutingPlan("replay", record=rollouts.experts)
     scores = ranks.score(rollouts, routing)
     assert torch.equal(scores.logp_BT, one.score(rollouts, routing).logp_BT)
@@ -139,7 +123,7 @@ def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
     plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
     assert all(tensor.dtype == torch.float32 for tensor in plain.values())
     for tensors, pids in ((ranks.named_tensors(), {*ranks.pids()}), (iter(plain.items()), {os.getpid()})):
-        found = dict(tensors_of([reference for reference, _ in stored(tensors, BUCKET, cluster_world.signed)]))
+        found = dict(tensors_of([reference for reference, _ in stored(tensors, world.BUCKET, world.signed)]))
         assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
         assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
 
@@ -157,7 +141,7 @@ def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGr
 
 def test_an_error_in_all_ranks_is_that_error(ranks: TrainingGroup) -> None:
     """An error raised by the ranks' own code is raised here unchanged."""
-    rollouts = alone()
+    rollouts = world.alone()
     record = rollouts.experts.select(range(2))
     with pytest.raises(ValueError, match="expected"):
         ranks.score(rollouts, RoutingPlan("replay", record=record))
@@ -179,7 +163,7 @@ def test_ranks_and_ray_listen_on_loopback_alone(cluster: Cluster, ranks: Trainin
 
 def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
     """A rank that is killed (-9) makes the next call RankDied within seconds, also for the one that waits for it."""
-    rollouts = alone()
+    rollouts = world.alone()
     ranks.score(rollouts, RoutingPlan("natural"))
     os.kill(ranks.pids()[1], signal.SIGKILL)
     start = time.monotonic()
@@ -192,7 +176,7 @@ def test_the_death_of_a_rank_is_rank_died(ranks: TrainingGroup) -> None:
 
 def test_a_cluster_too_small_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     """A run that asks for more places than the cluster has is refused before anything starts."""
-    large = cluster_world.config(num_ranks=16, num_engines=16)
+    large = world.config(num_ranks=16, num_engines=16)
     with (
         pytest.raises(ValueError, match=r"training.num_ranks: expected a cluster with 32 CPUs .* got 4"),
         ray_cluster.cluster(large, tmp_path),

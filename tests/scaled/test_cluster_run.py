@@ -42,8 +42,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def whole(model: Path, in_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that nothing happened to."""
-    return scaled.run.run(config(model, tmp_path_factory.mktemp("whole")), progress="none")
+    """A run that nothing happened to, started in a folder that is not that of Ray, with a relative `output`."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run = scaled.run.run(config(model, folder, "--output", "runs"), progress="none")
+        return RunFolder.open(run.path.resolve())
 
 
 def test_the_record_of_a_run(whole: RunFolder) -> None:
@@ -51,7 +55,7 @@ def test_the_record_of_a_run(whole: RunFolder) -> None:
     rows = whole.metrics()
     assert [row["step"] for row in rows] == list(range(7))
     assert all(row["staleness/version_lag_max"] == 0.0 for row in rows[1:])
-    assert all("probe/mean_abs_diff" in row for row in rows)
+    assert all("probe/mean_abs_diff" in row and "timing_s/turn" not in row for row in rows)
     assert [row["step"] for row in rows if "eval/accuracy" in row] == [0, 3, 6]
     assert [path.stem for path in whole.traces()] == ["step-000003", "step-000006"]
     manifest = json.loads((whole.path / "manifest.json").read_text())
@@ -80,25 +84,26 @@ def test_payloads_are_those_that_plan_counts(whole: RunFolder) -> None:
         assert row["transfer/routes_bytes"] + row["transfer/features_bytes"] < row["transfer/rollout_bytes"]
 
 
-def test_ranks_in_another_folder_write_the_runs_checkpoints(
-    model: Path, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_in_another_folder_write_the_runs_checkpoints(whole: RunFolder) -> None:
     """On a cluster that was started elsewhere, a relative `output` counts from the folder of the run."""
-    there = Path.cwd()  # where this process's Ray was started
-    monkeypatch.chdir(tmp_path)
-    words = ["--output", "runs", "--num_steps", "1", "--checkpoint.every", "1"]
-    folder = scaled.run.run(config(model, tmp_path, *words), progress="none").path.resolve()
-    checkpoint = RunFolder.open(folder).latest_sharded_checkpoint()
-    assert checkpoint is not None and folder.is_relative_to(tmp_path)
-    assert not (there / folder.relative_to(tmp_path)).exists()
+    checkpoint = whole.latest_sharded_checkpoint()
+    assert checkpoint is not None and checkpoint.path.is_relative_to(whole.path.parents[2])
+    started = Path.cwd()  # where this process's Ray was started
+    assert not (started / "runs" / whole.path.relative_to(whole.path.parents[1])).exists()
     assert {path.name for path in checkpoint.path.iterdir()} == {f"rank-{i}.safetensors" for i in (0, 1)} | {SHARDED}
 
 
-def test_a_rank_that_dies_during_a_checkpoint(
+def test_an_engine_and_a_rank_that_are_killed_are_events(
     model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that is killed while it writes costs the steps since the last checkpoint, and changes no number."""
+    """An engine that dies in the second step costs seconds and no step; a rank that is killed while it writes a
+    checkpoint costs the steps since the last one. Neither changes a number, and the folder tells of both."""
     save, killed = TrainingGroup.save, []
+
+    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+        if number == 1:
+            os.kill(rollout.pids()[0], signal.SIGKILL)
+        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
     def dying(self: TrainingGroup, folder: Path) -> None:
         if not killed and "step-000004" in folder.name:
@@ -107,33 +112,18 @@ def test_a_rank_that_dies_during_a_checkpoint(
             os.kill(killed[0], signal.SIGKILL)
         save(self, folder)
 
+    real = SandboxSession._step
+    monkeypatch.setattr(SandboxSession, "_step", step)
     monkeypatch.setattr(TrainingGroup, "save", dying)
     folder = scaled.run.run(config(model, tmp_path), progress="none")
     assert len(killed) == 1 and computed(folder) == computed(whole)
     assert {p.name for p in (folder.path / "checkpoints").iterdir()} == {"step-000004", "step-000006"}
-    (event,) = events(folder.path)
-    assert (event.process, event.index, event.step, event.resumed) == ("rank", 1, 4, 2)
-    assert event.seconds > 0.1 and "rank 1 of 2 died" in event.reason
+    engine, rank = events(folder.path)
+    assert (engine.process, engine.index, engine.step, engine.resumed) == ("engine", 0, 1, 1)
+    assert engine.seconds > 0.1 and engine.reason == "its process ended"
+    assert (rank.process, rank.index, rank.step, rank.resumed) == ("rank", 1, 4, 2)
+    assert rank.seconds > 0.1 and "rank 1 of 2 died" in rank.reason
     assert "rank 1 of 2 died" in (folder.path / "report.html").read_text()
-
-
-def test_an_engine_that_is_killed_is_an_event(
-    model: Path, whole: RunFolder, in_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine that dies in the second step costs seconds, no step and no number, and the folder tells of it."""
-
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
-        if number == 1:
-            os.kill(rollout.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
-
-    real = SandboxSession._step
-    monkeypatch.setattr(SandboxSession, "_step", step)
-    folder = scaled.run.run(config(model, tmp_path), progress="none")
-    assert computed(folder) == computed(whole)
-    (event,) = events(folder.path)
-    assert (event.process, event.index, event.step, event.resumed) == ("engine", 0, 1, 1)
-    assert event.seconds > 0.1 and event.reason == "its process ended"
 
 
 def test_checkpoints_that_are_written_while_the_run_goes_on(

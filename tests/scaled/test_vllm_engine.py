@@ -13,6 +13,7 @@ import torch
 from sandbox.model.checkpoint import to_hf
 from scaled.vllm_engine.arguments import engine_arguments
 from scaled.vllm_engine.engine import VllmEngine
+from tests.contracts.worlds import same
 from tests.scaled import vllm_world as world
 from theory.contracts import Prompt, RolloutEngine, Rollouts, Sampling
 
@@ -51,7 +52,7 @@ def test_likeliest_tokens_are_the_sandbox_s(engine, temperature):
     and has the sampled token's logp_mu in it; asked for 4 it is the first 4, and nothing else changes."""
     sampling = replace(SAMPLING, num_responses=2, temperature=temperature)
     plain, some, all_ = (engine.generate(world.prompts(), replace(sampling, num_top=n)) for n in (0, 4, 10**9))
-    assert plain.top is None and world.same(plain, some) and world.same(plain, all_)
+    assert plain.top is None and same(plain, some) and same(plain, all_)
     assert all_.top.is_complete and some.top.ids.shape[1] == 4 and some.top.ids.dtype == torch.int16
     assert torch.equal(some.top.logp, all_.top.logp[:, :4])
     assert (all_.top.logp.diff(dim=1) <= 0).all()
@@ -83,7 +84,7 @@ def test_responses_are_grouped_and_well_formed(engine, rollouts):
 
 def test_the_seed_names_the_draw(engine, rollouts):
     """The same seed gives the same bits, another seed other tokens."""
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
     other = engine.generate(world.prompts(), Sampling(max_tokens=24, num_responses=4, seed=6))
     assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(other.responses, rollouts.responses, strict=True))
 
@@ -92,7 +93,7 @@ def test_parts_numbered_on_are_the_whole(engine, rollouts):
     """Responses drawn in two calls, the second with first_response, are those of one call, bit for bit."""
     prompts = world.prompts()
     parts = [engine.generate(prompts[:2], SAMPLING), engine.generate(prompts[2:], SAMPLING, first_response=8)]
-    assert world.same(Rollouts.concat(parts), rollouts)
+    assert same(Rollouts.concat(parts), rollouts)
 
 
 def test_a_push_replaces_the_policy_and_pushing_back_undoes_it(engine, rollouts):
@@ -101,13 +102,13 @@ def test_a_push_replaces_the_policy_and_pushing_back_undoes_it(engine, rollouts)
         engine.load_weights(to_hf(world.model(seed=1)), version=7)
         changed = engine.generate(world.prompts(), SAMPLING)
         assert {r.version for r in changed.responses} == {7}
-        assert not world.same(changed, rollouts)
+        assert not same(changed, rollouts)
         assert (world.abs_diff(world.model(seed=1), changed) <= TOLERANCE).all()
         natural = world.trainer_scores(world.model(seed=1), changed).natural
         assert torch.equal(natural.experts, changed.experts.experts)
     finally:
         engine.load_weights(to_hf(world.model()), version=0)
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
 def test_vllm_still_leaves_reloaded_experts_unpacked(engine):
@@ -141,7 +142,7 @@ def test_a_push_that_does_not_fit_is_named_and_changes_nothing(engine, rollouts)
         with pytest.raises(ValueError, match=message):
             engine.load_weights(pushed, version=3)
     assert engine.version == 0
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
 def test_scores_are_those_of_sampling(engine, rollouts):
@@ -163,7 +164,7 @@ def test_scores_are_those_of_sampling(engine, rollouts):
 def test_features_are_the_gate_s(engine, rollouts):
     """logits = h W^T, their top-k are the recorded experts, and both are the trainer's on the same rows."""
     sampled = engine.generate(world.prompts(), Sampling(max_tokens=24, num_responses=4, seed=5, num_features=6))
-    assert world.same(sampled, rollouts)
+    assert same(sampled, rollouts)
     features, weights = sampled.features, dict(to_hf(world.model()))
     assert features.layer_numbers == (0, 2)
     for i, number in enumerate(features.layer_numbers):
@@ -249,7 +250,7 @@ def test_no_token_in_time_is_an_error_and_the_engine_lives(engine, rollouts):
             engine.generate(world.prompts((100,)), SAMPLING)
     finally:
         engine.timeout_s = 600.0
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
 def test_an_abort_keeps_what_was_sampled(engine, rollouts, monkeypatch):
@@ -268,7 +269,7 @@ def test_an_abort_keeps_what_was_sampled(engine, rollouts, monkeypatch):
         known = cut.experts.rows(b)
         recorded = known[:, 0, 0] >= 0
         assert torch.equal(known[recorded], whole.experts.rows(b)[: len(known)][recorded])
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
 def test_vllm_still_cannot_wind_back_a_cpu_generator(engine, rollouts, monkeypatch):
@@ -279,7 +280,7 @@ def test_vllm_still_cannot_wind_back_a_cpu_generator(engine, rollouts, monkeypat
         patch.setattr(RolloutWorker, "_without_unread_prompts", lambda self: nullcontext())
         with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
             engine.generate(world.prompts((100,)), SAMPLING)
-    assert world.same(engine.generate(world.prompts(), SAMPLING), rollouts)
+    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
 def test_no_step_stays_in_flight_on_a_gpu(engine):

@@ -10,6 +10,7 @@ import torch
 
 from sandbox.model.checkpoint import to_hf
 from scaled.vllm_engine.engine import VllmEngine
+from tests.contracts.worlds import same
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import vllm_world as world
 from theory.contracts import Draw, Prompt, Response, Rollouts, Sampling
@@ -64,7 +65,7 @@ def test_a_prefix_cache_changes_nothing(engine, uncached):
     """With the cache on, cold and warm, tokens, log-probs and complete routes are those without it, bit for bit."""
     for _ in range(2):
         cached = engine.generate(world.prompts(), SAMPLING)
-        assert world.same(cached, uncached)
+        assert same(cached, uncached)
         assert cached.experts.num_missing_rows == 0
 
 
@@ -102,7 +103,7 @@ def test_a_second_turn_has_the_routes_of_the_first(engine):
 def test_turns_are_the_trainers_and_the_cache_changes_nothing(engine, uncached_engines):
     """Conversations with the cache are those without it, bit for bit; the trainer finds their log-probs and routes."""
     talks = roll_out(engine, Talk(), world.prompts(), TALKS, max_turns=3)
-    assert world.same(talks, uncached_engines.talks)
+    assert same(talks, uncached_engines.talks)
     assert talks.experts.num_missing_rows == 0
     num_turns = [int((r.tokens[r.is_response] == world.STOP).sum()) for r in talks.responses]
     assert max(num_turns) >= 2 and any(not r.is_response.all() for r in talks.responses)
@@ -118,7 +119,7 @@ def test_a_turn_does_not_depend_on_which_others_go_on(uncached_engines):
     """Where the first prompt's conversations end after a turn, every other one is what it is where they continue."""
     some, every, G = uncached_engines.some_talks, uncached_engines.talks, TALKS.num_responses
     others = range(G, len(every))
-    assert world.same(some.select(others), every.select(others))
+    assert same(some.select(others), every.select(others))
     assert any(not r.is_response.all() for r in every.responses[:G]), "expected the first prompt's to continue"
     assert any(not r.is_response.all() for r in every.responses[G:]), "expected others to continue"
 

@@ -90,12 +90,3 @@ def abs_diff(weights: MoE, rollouts: Rollouts) -> torch.Tensor:
     batch = rollouts.padded()
     diff_BT = (trainer_scores(weights, rollouts).logp_BT - batch.logp_mu_BT).abs()
     return diff_BT[batch.is_response_BT]
-
-
-def same(a: Rollouts, b: Rollouts) -> bool:
-    """Whether tokens, log-probs and routes are equal bit for bit."""
-    assert a.experts is not None and b.experts is not None
-    return torch.equal(a.experts.experts, b.experts.experts) and all(
-        torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
-        for x, y in zip(a.responses, b.responses, strict=True)
-    )
