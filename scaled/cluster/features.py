@@ -61,10 +61,12 @@ class StoredRows:
         """Each source (made by actor `home`, if one is given), the rows that it has, and their numbers in it."""
         found = []
         for source_F, row_F in zip(self.source_GF, self.row_GF, strict=True):
-            for number in source_F.unique().tolist():
-                where_F = (source_F == number).nonzero()[:, 0]
-                found.append((self.sources[number], where_F, row_F[where_F]))
-        return [part for part in found if home is None or part[0].owner.home == home]
+            # One sort: a comparison with each of thousands of sources would take minutes for millions of rows.
+            sizes = torch.bincount(source_F, minlength=len(self.sources)).tolist()
+            for source, where_F in zip(self.sources, source_F.argsort(stable=True).split(sizes), strict=True):
+                if len(where_F) and home in (None, source.owner.home):
+                    found.append((source, where_F, row_F[where_F]))
+        return found
 
     @property
     def group(self) -> RankGroup | None:
@@ -157,14 +159,13 @@ class StoredFeatures(RouterFeatures):
         group = self.stored_logits.group
         if group is None or self.shift is not None or not isinstance(other, StoredFeatures):
             return super()._compared(other, measure)
-        out_FLX: Tensor | None = None
-        for home, found in enumerate(group.ask(compare_own, self, other, measure)):
-            for (source, where_F, _), own_FLX in zip(self.stored_logits.parts(home), found, strict=True):
-                if out_FLX is None:
-                    shape = len(self.rows), len(self.layer_numbers), own_FLX.shape[2]
-                    out_FLX = torch.empty(shape, dtype=own_FLX.dtype)
+        every, found = self.stored_logits.parts(), group.ask(compare_own, self, other, measure)
+        one = next(own_FLX for of_home in found for own_FLX in of_home)  # rows without a source have no group
+        out_FLX = torch.empty(len(self.rows), len(self.layer_numbers), one.shape[2], dtype=one.dtype)
+        for home, of_home in enumerate(found):
+            made = [part for part in every if part[0].owner.home == home]
+            for (source, where_F, _), own_FLX in zip(made, of_home, strict=True):
                 out_FLX[where_F[:, None], columns(self.layer_numbers, source.layer_numbers)] = own_FLX
-        assert out_FLX is not None, "rows without a source have no group"
         return out_FLX
 
     def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> StoredFeatures:
