@@ -13,6 +13,7 @@ from sandbox.border.alarm import choose, share_text, tried
 from sandbox.border.fit import BorderFit, expected, fit_all
 from sandbox.border.lengths import alarm_elsewhere, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
+from sandbox.border.partial_rollouts import markdown as partial_rollouts
 from sandbox.border.pictures import TITLES
 from sandbox.border.regimes import markdown as regimes_on_map
 from sandbox.border.table import FIRST, places, runs, story, where
@@ -47,7 +48,8 @@ def markdown(rows: Mapping[str, Row], regime: Regime, found: Sequence[Finding], 
         INTRO.format(num_runs=len(table), num_seeds=table["seed"].nunique()),
         _said(grpo), _ends(grpo, STORY, "GRPO, N = 8, router noise 0.5"), _demo(table), PICTURE,
         _predictions(found, waiting), SIGN, _gap(grpo),
-        _number(grpo, rows), _stale(grpo), longer_responses(rows, regime), _alarm(rows, regime), LIMITS,
+        _number(grpo, rows), _stale(grpo), partial_rollouts(rows, regime), longer_responses(rows, regime),
+        _alarm(rows, regime), LIMITS,
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 

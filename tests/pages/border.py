@@ -14,7 +14,7 @@ from tests.pages.study import ROOT, Part
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
-STUDY = range(36, 50)
+STUDY = range(36, 51)
 """Numbers of the claims that the study tests."""
 
 
@@ -26,7 +26,8 @@ def page() -> str:
 
 def block(text: str) -> str:
     """The README's lines on the study, between its two marks: counts and the best number, from the page's tables."""
-    own, stale = (_collapsed(part) for part in text.split("## A gap without an error"))
+    before, _, after = text.partition("## A gap without an error")
+    own, stale, aged = (_collapsed(part) for part in (before, *after.split("## Partial rollouts")))
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
@@ -39,16 +40,18 @@ def block(text: str) -> str:
         f"  the weight lowers accuracy (claim 46: {claims['46']}). Of all combinations of gap and staleness (N\n"
         "  updates per rollout), one predicts collapse best: half of the runs without a remedy collapse at\n"
         f"  {name} = {border} ({low} to {high}); [where training breaks](docs/border.md).\n"
-        "- **Old weights end training, too.** With an otherwise exact engine whose weights are one rollout old\n"
+        "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale['no remedy']} runs collapse, {stale['R3']} with R3 and\n"
-        f"  {stale['token TIS']} with Token-TIS ([study](docs/border.md)).\n"
+        f"  {stale['token TIS']} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "
+        f"{aged['kept, no remedy']},\n"
+        f"  {aged['kept, R3']} and {aged['kept, token TIS']} ([study](docs/border.md)).\n"
     )
 
 
 def _collapsed(text: str) -> dict[str, str]:
     """Per remedy, `n of m` collapsed runs, from the first table of the text that has a row for it."""
     # Reversed, so that of several tables the first one wins.
-    return dict(reversed(re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE)))
+    return dict(reversed(re.findall(r"^\| ([\w, ]+) \| (\d+ of \d+) \|", text, re.MULTILINE)))
 
 
 def pictures() -> dict[str, str]:
