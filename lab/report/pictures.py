@@ -18,7 +18,12 @@ from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
 from theory.divergences import extreme_fraction
-from theory.routing.measures import router_level_histogram, sequence_level_histogram, token_level_histogram
+from theory.routing.measures import (
+    router_level_histogram,
+    sequence_level_histogram,
+    token_level_histogram,
+    whole_rows,
+)
 from theory.routing.record import RoutingRecord
 
 MAX_POINTS = 5000
@@ -102,7 +107,7 @@ class LevelHistogram:
         for run, trace in _traces(runs):
             mu, old = trace.record_mu, trace.record_old
             # At least one whole row: a token known at some layers only has no difference.
-            if mu is None or old is None or not bool((mu.is_recorded & old.is_recorded).all(dim=1).any()):
+            if mu is None or old is None or not len(whole_rows(mu, old)[1]):
                 continue
             found.append((run, trace))
             shares = self.histogram(mu, old).tolist()

@@ -17,7 +17,7 @@ from lab.report.figures import Caption, Figure
 from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
-from theory.routing.measures import difference_counts
+from theory.routing.measures import whole_rows
 
 MOST_TOKENS = 24
 """Most tokens in the ranking."""
@@ -140,17 +140,16 @@ def differences_of(trace: Trace) -> Differences | None:
     mu, old = trace.record_mu, trace.record_old
     if mu is None or old is None:
         return None
-    d_RL = difference_counts(mu, old)
-    is_whole = (d_RL >= 0).all(dim=1)
-    if not bool(is_whole.any()):
+    is_whole, d_W = whole_rows(mu, old)
+    if len(d_W) == 0:
         return None
     # A routing row per input token, that is every token of a response but its last.
     is_input = torch.ones(len(trace.tokens), dtype=torch.bool)
     is_input[trace.offsets[1:] - 1] = False
     response_R = torch.repeat_interleave(torch.arange(len(trace)), trace.offsets.diff() - 1)
     position_R = is_input.nonzero()[:, 0] - trace.offsets[response_R]
-    rows = (trace.tokens[is_input].long(), d_RL.sum(1).double(), response_R, position_R)
-    return Differences(*(of_row[is_whole] for of_row in rows))
+    token_W, response_W, position_W = (of_row[is_whole] for of_row in (trace.tokens[is_input], response_R, position_R))
+    return Differences(token_W.long(), d_W.double(), response_W, position_W)
 
 
 def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict[int, float]:

@@ -83,9 +83,9 @@ RECORDS = (
         "verl #4986",
         (
             Edit(
-                f"{RECORD}:RoutingRecord._check_ids",
-                "self.experts[..., k] <= self.experts[..., k - 1]",
-                "self.experts[..., k] < self.experts[..., k - 1]",
+                f"{RECORD}:RoutingRecord._bad",
+                "ids_rLK[..., k] <= ids_rLK[..., k - 1]",
+                "ids_rLK[..., k] < ids_rLK[..., k - 1]",
             ),
         ),
         "bad_ids_are_found",

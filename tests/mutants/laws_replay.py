@@ -59,8 +59,8 @@ RECORDS = (
         "ids_are_narrow",
         times(
             record.test_ids_are_as_narrow_as_signed_integers_allow,
-            {"num_experts": 127, "expected": torch.int8},
-            {"num_experts": 128, "expected": torch.int16},
+            {"num_experts": 128, "expected": torch.int8},
+            {"num_experts": 129, "expected": torch.int16},
             {"num_experts": 256, "expected": torch.int16},
         ),
     ),

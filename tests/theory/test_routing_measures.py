@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from theory.metrics import REGISTRY
-from theory.routing import measures
+from theory.routing import measures, record
 from theory.routing.measures import (
     difference_counts,
     is_noop,
@@ -97,6 +97,24 @@ def test_measures_are_the_papers_definitions(seed: int, num_rows: list[int], K: 
     assert routing_metrics(a, b) == pytest.approx(expected)
     for measure in (router_disagreement, token_disagreement):
         assert measure(a, b) == pytest.approx(expected[f"routing/{measure.__name__}"])
+
+
+@pytest.mark.parametrize("block", [1, 5])
+def test_a_record_is_checked_and_counted_some_rows_at_a_time(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by ones and twos give the same counts, of rows, layers and differences, and name the same misplaced id."""
+    a, b = draw_record(0, [4, 0, 5], 2, 1), draw_record(1, [4, 0, 5], 2)
+    whole = measures.route_counts(a, b)
+    monkeypatch.setattr(measures, "COUNTED", block)
+    monkeypatch.setattr(record, "CHECKED", block)
+    parts = measures.route_counts(a, b)
+    for name in ("num_d", "sum_R", "num_missing_R"):
+        assert torch.equal(getattr(parts, name), getattr(whole, name)), name
+    none = a.select([1])
+    assert measures.route_counts(none, none).num_d.tolist() == [0, 0, 0]
+    bad = b.experts.clone()
+    bad[7, 1] = bad[7, 1].flip(0)
+    with pytest.raises(ValueError, match=rf"response 2, row 3, layer {LAYERS[1]}: expected distinct"):
+        RoutingRecord(bad, b.offsets, b.layer_numbers, b.num_experts)
 
 
 @given(seed=seeds, num_rows=num_rows_lists, K=st.integers(1, 4))

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.divergences import kl_p_q, tv_p_q
@@ -22,6 +22,9 @@ from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK = 2**15
 """Row-layers per comparison, few enough that their ids stay in a core's cache."""
+
+COUNTED = 2**20
+"""Row-layers whose differences are held at once where they are counted: records may be mapped, larger than memory."""
 
 
 def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, "R L"]:
@@ -45,11 +48,15 @@ def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> In
 
 def counts_of(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> RouteCounts:
     """The differences of two routings by expert ids, ascending in every row-layer, -1 where missing."""
-    d_RL = _differences(a_RLK, b_RLK)
-    # bincount takes no -1: shifted by one, and the first entry, the missing ones, dropped.
-    num_d = torch.bincount(d_RL.flatten() + 1, minlength=a_RLK.shape[2] + 2)[1:]
-    # The clamp makes the -1 of a missing layer add nothing.
-    return RouteCounts(num_d, d_RL.clamp(min=0).sum(dim=1), (d_RL == MISSING).sum(dim=1))
+    R, L, K = a_RLK.shape
+    rows, parts = max(1, COUNTED // max(1, L)), []
+    for start in range(0, max(1, R), rows):
+        d_RL = _differences(a_RLK[start : start + rows], b_RLK[start : start + rows])
+        # bincount takes no -1: shifted by one, and the first entry, the missing ones, dropped.
+        num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:]
+        # The clamp makes the -1 of a missing layer add nothing.
+        parts.append(RouteCounts(num_d, d_RL.clamp(min=0).sum(dim=1), (d_RL == MISSING).sum(dim=1)))
+    return RouteCounts.concat(parts)
 
 
 def route_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> RouteCounts:
@@ -88,6 +95,13 @@ def _words(ids_NK: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N W"]:
     return ids_NK.view(f"i{size}")
 
 
+def whole_rows(record_a: RoutingRecord, record_b: RoutingRecord) -> tuple[Bool[Tensor, " R"], Int[Tensor, " W"]]:
+    """Whether a row is in both records at every layer, and sum_l d of the W rows that are (R3 App. H)."""
+    counts = route_counts(record_a, record_b)
+    is_whole_R = counts.num_missing_R == 0
+    return is_whole_R, counts.sum_R[is_whole_R]
+
+
 def _num_differing(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tensor, " K_plus_1"]:
     """Number of (row, layer) pairs with d = x, for x = 0..K; ValueError where no pair is in both records."""
     num_d = route_counts(record_a, record_b).num_d
@@ -97,15 +111,11 @@ def _num_differing(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[Tens
     return num_d
 
 
-def _token_counts(d_RL: Tensor) -> Tensor:
-    is_whole = _is_whole(d_RL)
-    if not bool(is_whole.any()):
-        raise ValueError(f"expected a row present in both records at every layer, got none of {len(d_RL)}")
-    return d_RL.sum(dim=1)[is_whole]
-
-
-def _is_whole(d_RL: Tensor) -> Tensor:
-    return d_RL.amin(dim=1) != MISSING
+def _token_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> tuple[Tensor, Tensor]:
+    is_whole_R, sum_W = whole_rows(record_a, record_b)
+    if len(sum_W) == 0:
+        raise ValueError(f"expected a row present in both records at every layer, got none of {len(is_whole_R)}")
+    return is_whole_R, sum_W
 
 
 def _means_of_sequences(counts: Tensor, is_whole_R: Tensor, record: RoutingRecord) -> Tensor:
@@ -133,7 +143,7 @@ def token_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> F
     Over rows that both records have at every layer.
     """
     largest = record_a.num_slots * len(record_a.layer_numbers)
-    return _histogram(_token_counts(difference_counts(record_a, record_b)), largest)
+    return _histogram(_token_counts(record_a, record_b)[1], largest)
 
 
 def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -> Float[Tensor, " LK_plus_1"]:
@@ -142,8 +152,8 @@ def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -
     Over responses with at least one row that both records have at every layer.
     """
     largest = record_a.num_slots * len(record_a.layer_numbers)
-    d_RL = difference_counts(record_a, record_b)
-    means = _means_of_sequences(_token_counts(d_RL), _is_whole(d_RL), record_a)
+    is_whole_R, sum_W = _token_counts(record_a, record_b)
+    means = _means_of_sequences(sum_W, is_whole_R, record_a)
     return _histogram(means.floor().long(), largest)
 
 
@@ -174,7 +184,7 @@ def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float)
 
 def token_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
     """The share of rows whose sets differ at one layer or more, in [0, 1] (R3 sec. 3.2)."""
-    return _mean(_token_counts(difference_counts(record_a, record_b)) > 0)
+    return _mean(_token_counts(record_a, record_b)[1] > 0)
 
 
 def route_kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, ""]:

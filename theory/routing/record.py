@@ -20,6 +20,9 @@ from torch import Tensor
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import check_offsets, flat_rows, offsets_of, place, ranges, selected_rows
 
+CHECKED = 2**20
+"""Row-layers whose ids are checked at once: a record may be mapped, larger than memory."""
+
 MISSING = -1
 """The id in every slot of a row-layer that was not recorded; such a row is routed naturally."""
 
@@ -76,20 +79,27 @@ class RoutingRecord:
         self._check_ids()
 
     def _check_ids(self) -> None:
+        num_rows = max(1, CHECKED // max(1, len(self.layer_numbers)))
+        for start in range(0, len(self.experts), num_rows):
+            bad_rL = self._bad(self.experts[start : start + num_rows])
+            if bool(bad_rL.any()):
+                row, layer = (int(i) for i in bad_rL.nonzero()[0])
+                row += start
+                b = int(torch.searchsorted(self.offsets, row, right=True)) - 1
+                raise ValueError(
+                    f"response {b}, row {row - int(self.offsets[b])}, layer {self.layer_numbers[layer]}: expected "
+                    f"distinct ascending expert ids in [0, {self.num_experts}), or -1 in every slot, "
+                    f"got {self.experts[row, layer].tolist()}"
+                )
+
+    def _bad(self, ids_rLK: Int[Tensor, "r L K"]) -> Bool[Tensor, "r L"]:
         # Rows are sorted, so their ends decide the range: no pass over all K ids is needed for it.
-        first, last = self.experts[..., 0], self.experts[..., -1]
+        first, last = ids_rLK[..., 0], ids_rLK[..., -1]
         missing = (first == MISSING) & (last == MISSING)
         bad = ~missing & ((first < 0) | (last > self.num_experts - 1))
-        for k in range(1, self.experts.shape[2]):
-            bad |= (self.experts[..., k] <= self.experts[..., k - 1]) & ~missing
-        if bool(bad.any()):
-            row, layer = (int(i) for i in bad.nonzero()[0])
-            b = int(torch.searchsorted(self.offsets, row, right=True)) - 1
-            raise ValueError(
-                f"response {b}, row {row - int(self.offsets[b])}, layer {self.layer_numbers[layer]}: expected distinct "
-                f"ascending expert ids in [0, {self.num_experts}), or -1 in every slot, "
-                f"got {self.experts[row, layer].tolist()}"
-            )
+        for k in range(1, ids_rLK.shape[2]):
+            bad |= (ids_rLK[..., k] <= ids_rLK[..., k - 1]) & ~missing
+        return bad
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
