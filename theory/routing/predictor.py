@@ -41,7 +41,14 @@ class PredictorSettings:
         Literal["kl", "delta"],
         About("kl: the predicted distribution (Pr2 Eq. 8); delta: the change of logits (App. G)"),
     ] = "kl"
-    num_positions: Annotated[int, About("T_c: rows per response whose features are kept (Pr2 App. E.1)", ge=1)] = 2048
+    num_positions: Annotated[
+        int,
+        About(
+            "T_c: rows per response whose router features are kept (Pr2 App. E.1); where only metrics read them, at most "
+            "65,536 of a batch",
+            ge=1,
+        ),
+    ] = 2048
 
     def __post_init__(self) -> None:
         require_ranges(self)
