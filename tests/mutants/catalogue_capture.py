@@ -52,8 +52,8 @@ CAPTURE = (
         (
             Edit(
                 f"{STORE}.add",
-                "(start, experts_NLK[span].astype(np.int16))",
-                "(start, experts_NLK[span][:1].repeat(span.stop - span.start, 0).astype(np.int16))",
+                "(start, experts_NLK[span].astype(self._dtype))",
+                "(start, experts_NLK[span][:1].repeat(span.stop - span.start, 0).astype(self._dtype))",
             ),
         ),
         "the_last_run_of_a_row_wins",
