@@ -55,14 +55,15 @@ def test_an_engine_in_an_actor_is_the_model(
         features = rollouts.features
         assert rollouts.experts is not None and features is not None
         # Ray's object store has them, and ends with the cluster.
-        rows, hidden = [rollouts.experts.rows(b) for b in range(len(rollouts))], features.hidden
+        rows = [rollouts.experts.rows(b) for b in range(len(rollouts))]
+        hidden, logits = features.hidden, features.logits
         engines.close()
     assert (world.abs_diff(model, rollouts) <= TOLERANCE).all()
     trainer = world.trainer_scores(model, rollouts, features.feature_rows).features
     assert trainer is not None
-    assert (trainer.logits - features.logits).abs().max() <= TOLERANCE
+    assert (trainer.logits - logits).abs().max() <= TOLERANCE
     assert (trainer.hidden - hidden).abs().max() <= TOLERANCE
     for b in range(len(rollouts)):
         span = slice(int(features.offsets[b]), int(features.offsets[b + 1]))
-        chosen = features.logits[span].topk(2, -1).indices.sort(-1).values
+        chosen = logits[span].topk(2, -1).indices.sort(-1).values
         assert torch.equal(chosen, rows[b][features.rows_of(b)].long())
