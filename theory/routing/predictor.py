@@ -44,8 +44,8 @@ class PredictorSettings:
     num_positions: Annotated[
         int,
         About(
-            "T_c: rows per response whose router features are kept (Pr2 App. E.1); where only metrics read them, at most "
-            "65,536 of a batch",
+            "T_c: rows per response whose router features are kept (Pr2 App. E.1); where only metrics read them, at "
+            "most 65,536 of a batch",
             ge=1,
         ),
     ] = 2048
