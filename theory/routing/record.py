@@ -31,7 +31,7 @@ def index_dtype(num_experts: int) -> torch.dtype:
     """The narrowest signed integer type that holds every id from 0 to `num_experts` - 1, and -1.
 
     `num_experts` itself need not fit: 128 experts take one byte. As torch wraps a Python number to the tensor's type
-    before it compares (`ids >= 128` is true of every int8), ids are compared with the largest id, never with it.
+    before it compares (`ids >= 128` is true of every int8), compare ids with the largest id, never with `num_experts`.
     """
     for dtype in (torch.int8, torch.int16, torch.int32):
         if num_experts - 1 <= torch.iinfo(dtype).max:
