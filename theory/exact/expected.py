@@ -176,8 +176,7 @@ def _mean(updates: Sequence[Update], edges: Sequence[Edges]) -> Float[Tensor, " 
 
 def expected_update(problem: Problem, objective: Objective, group: Group) -> Update:
     """The expected update of one prompt's problem, at the policy whose gradients the estimator takes."""
-    tree = problem.policy.tree
-    forest = Forest(tree.num_tokens, tree.max_length, tree.has_end)
+    forest = Forest.of_one(problem.policy.tree)
     batch = Batch(forest, problem.logp_mu, problem.logp_old, problem.reward_Y, objective, group)
     return Update.at(batch, problem.policy, problem.router_shift)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -54,6 +54,12 @@ class Forest(PrefixTree):
             )
         prompts = tuple(p for p in range(num_prompts) for _ in range(num_openings))
         return Forest(tree.num_tokens, tree.max_length, tree.has_end, (1 / C,) * C, prompts)
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def of_one(tree: PrefixTree) -> Forest:
+        """A forest of one context. Equal trees get the same one, since a study walks over it many times."""
+        return Forest(tree.num_tokens, tree.max_length, tree.has_end)
 
     @property
     def num_contexts(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -123,6 +124,13 @@ def counts(prefixes: Int[Tensor, "n t"], tree: PrefixTree) -> Float[Tensor, "n F
 FEATURES: dict[str, Features] = {"bigram": bigram, "counts": counts}
 
 
+# A few trees' worth: the policies of a study have one tree, and each is evaluated many times.
+@lru_cache(maxsize=8)
+def _of_nodes(features: Features, tree: PrefixTree) -> tuple[Float[Tensor, "_n F"], ...]:
+    """The features of every node, one array per depth."""
+    return tuple(features(tree.prefixes(t), tree) for t in range(tree.max_length))
+
+
 @dataclass(frozen=True)
 class LinearPolicy:
     """logits = features(prefix) @ theta, over the temperature: linear softmax, its parameters shared by every node."""
@@ -154,30 +162,31 @@ class LinearPolicy:
         """The policy at parameters + step."""
         return replace(self, theta=self.theta + step.view_as(self.theta))
 
-    def _features(self, depth: int) -> Float[Tensor, "n F"]:
-        return self.features(self.tree.prefixes(depth), self.tree)
+    @property
+    def _features(self) -> tuple[Float[Tensor, "_n F"], ...]:
+        return _of_nodes(self.features, self.tree)
 
     def logp(self) -> list[Float[Tensor, "_n V"]]:
         """log pi of every edge."""
-        logits = (self._features(t) @ self.theta for t in range(self.tree.max_length))
+        logits = (features_nF @ self.theta for features_nF in self._features)
         return [tempered(x, self.temperature).log_softmax(1) for x in logits]
 
     def pullback(self, cotangents: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Q"]:
         """sum over edges of cotangent x grad log pi(edge)."""
         total = torch.zeros_like(self.theta)
-        for t, (c, logp) in enumerate(zip(cotangents, self.logp(), strict=True)):
-            total += self._features(t).T @ _residuals(c, logp)
+        for features_nF, c, logp in zip(self._features, cotangents, self.logp(), strict=True):
+            total += features_nF.T @ _residuals(c, logp)
         return total.reshape(-1) / self.temperature
 
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """||sum_t c_t phi_t (e_(y_t) - pi_t)^T||^2 / temperature^2 of each path."""
         B, V = len(coefficients_BT), self.tree.num_tokens
         total_BFV = torch.zeros(B, *self.theta.shape, dtype=torch.float64)
-        for t, logp in enumerate(self.logp()):
+        for t, (features_nF, logp) in enumerate(zip(self._features, self.logp(), strict=True)):
             node_B, token_B = paths.nodes_BT[:, t], paths.tokens_BT[:, t]
             # At node 0 after the end, where the coefficient is 0.
             score_BV = torch.nn.functional.one_hot(token_B, V) - logp.exp()[node_B]
-            total_BFV += torch.einsum("b,bf,bv->bfv", coefficients_BT[:, t], self._features(t)[node_B], score_BV)
+            total_BFV += torch.einsum("b,bf,bv->bfv", coefficients_BT[:, t], features_nF[node_B], score_BV)
         return total_BFV.flatten(1).square().sum(1) / self.temperature**2
 
 

@@ -21,6 +21,9 @@ from torch import Tensor
 MAX_RESPONSES = 4_000_000
 """More responses than this are refused: at some 10 us each they would take a minute, and their rewards 32 MB."""
 
+CHUNK = 65536
+"""Responses in a pass's working set, and in the largest tree that keeps its paths."""
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -106,6 +109,15 @@ class PrefixTree:
 
     def paths(self, start: int, stop: int) -> Paths:
         """The paths of the responses numbered from `start` to `stop` (exclusive)."""
+        is_whole = (start, stop) == (0, self.num_responses)
+        return self._whole if is_whole and stop <= CHUNK else self._paths(start, stop)
+
+    @cached_property
+    def _whole(self) -> Paths:
+        """Every pass over a small tree reads the same paths."""
+        return self._paths(0, self.num_responses)
+
+    def _paths(self, start: int, stop: int) -> Paths:
         index_B = torch.arange(start, stop)
         T, V, W = self.max_length, self.num_tokens, self.num_continuing
         last = torch.full_like(index_B, T - 1)
@@ -130,7 +142,7 @@ class PrefixTree:
         mask_BT = torch.arange(T)[None, :] <= last[:, None]
         return Paths(nodes_BT, tokens_BT, mask_BT)
 
-    def chunks(self, size: int = 65536) -> Iterator[tuple[slice, Paths]]:
+    def chunks(self, size: int = CHUNK) -> Iterator[tuple[slice, Paths]]:
         """All responses in order of their numbers, at most `size` at a time."""
         for start in range(0, self.num_responses, size):
             stop = min(start + size, self.num_responses)
