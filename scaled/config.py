@@ -175,7 +175,7 @@ class ProbeBlock(Strict):
     max_mean_abs_diff: float | None = Field(
         default=None,
         gt=0,
-        description="mean |logp_mu - logp_old| in nats that stops the run; null: the precision's",
+        description="mean of min(|logp_mu - logp_old|, 1) in nats that stops the run; null: the precision's",
     )
 
 

@@ -191,10 +191,10 @@ _METRICS = (
     Metric("rollout/engine_restarts", "inference engines that were lost and started again during the step", "engines",
            "here", "down"),
     Metric("probe/mean_abs_diff",
-           "largest over engines of the mean over probe tokens of |log mu - log old| at the same weights, after a push",
+           "largest over engines of the mean of min(|log mu - log old|, 1) over sampled probe tokens, after a push",
            "nats/token", "here", "down"),
-    Metric("probe/max_abs_diff", "largest |log mu - log old| of any probe token and engine", "nats/token", "here",
-           "down"),
+    Metric("probe/max_abs_diff", "largest |log mu - log old| of any sampled probe token and engine", "nats/token",
+           "here", "down"),
 )  # fmt: skip
 
 REGISTRY: dict[str, Metric] = {metric.name: metric for metric in _METRICS}

@@ -62,6 +62,8 @@ class VllmEngine:
         from vllm.platforms import current_platform
 
         self._is_cpu = current_platform.is_cpu()
+        if self._is_cpu and rollout.enforce_eager:
+            environment.compile_nothing()
         self.kernels: quantize.Kernels = quantize.choose_kernels(rollout.precision, self._is_cpu)
         quantize.check_precision(self.shape, rollout, self.kernels, self._is_cpu)
         environment.check_model(self.shape, rollout, self._is_cpu)

@@ -27,6 +27,17 @@ def prepare(rollout: RolloutBlock) -> None:
         os.environ["VLLM_BATCH_INVARIANT"] = str(int(rollout.precision.batch_invariant))
 
 
+def compile_nothing() -> None:
+    """Lets torch.compile run functions of vLLM as they are; before the first engine of the process.
+
+    Even an eager engine has one, which counts the ranks of log-probabilities. On a CPU compiling it takes five to nine
+    seconds of every process, and saves nothing at sizes that a CPU runs.
+    """
+    from vllm.platforms import current_platform
+
+    current_platform.simple_compile_backend = "eager"
+
+
 def check_model(shape: ModelShape, rollout: RolloutBlock, is_cpu: bool) -> None:
     """Raises ValueError for a model that vLLM would run, but not as its config.json says."""
     if shape.family == "olmoe" and shape.norm_eps != OLMOE_EPS:

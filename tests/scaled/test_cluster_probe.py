@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from scaled.config import PrecisionBlock, ProbeBlock, ScheduleBlock, TrainingBlo
 from tests.contracts import worlds
 from tests.scaled.cluster_world import ShareEngine
 from tests.scaled.schedule_world import Watched, weights, world
-from theory.contracts import Sampling
+from theory.contracts import Response, Rollouts, Sampling
 from theory.streams import stream
 
 
@@ -67,6 +68,66 @@ def test_one_wrong_weight_stops_the_run() -> None:
         r"token, allowed 0.0001",
     ):
         probe()(One(engine, wrong), learner, 4, engine.generate(worlds.prompts(4), Sampling(6, 2)))
+
+
+class Amiss(One):
+    """One engine whose log-probabilities of the first sequences are 5 nats off at those places from the end."""
+
+    def __init__(self, engine: ShareEngine, places: range, num_sequences: int | None = None):
+        super().__init__(engine)
+        self.places, self.num_sequences = places, num_sequences
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[Tensor]]:
+        (scores,) = super().score(sequences)
+        for logp in scores[: self.num_sequences]:
+            logp[[-k for k in self.places if k <= len(logp)]] += 5.0
+        return [scores]
+
+
+def test_only_sampled_tokens_are_compared() -> None:
+    """Tokens of prompts and of tools may differ by any amount; the last token that was sampled may not.
+
+    A tool's answer that is longer than the probe ends the sequence; what was sampled before it is still compared.
+    """
+    _, engine, learner, _ = world()
+    engine.load_weights(weights(learner).items(), 0)
+    whole = engine.generate(worlds.prompts(4), Sampling(3, 2))
+    kept = [r for r in whole.responses if len(r.tokens) == 3]
+    assert len(kept) >= 5
+    sampled = Rollouts(tuple(kept))
+    assert probe()(Amiss(engine, range(4, 9)), learner, 0, sampled)["probe/max_abs_diff"] < 1e-5
+    with pytest.raises(ProbeError, match=r"allowed 0\.0001"):
+        probe()(Amiss(engine, range(1, 2)), learner, 0, sampled)
+
+    def answered(response: Response) -> Response:
+        tokens = torch.cat([response.tokens, response.tokens.new_zeros(12)])
+        mask = torch.cat([response.is_response, torch.zeros(12, dtype=torch.bool)])
+        return replace(
+            response, tokens=tokens, is_response=mask, logp_mu=torch.nn.functional.pad(response.logp_mu, (0, 12))
+        )
+
+    with_tool = Rollouts(tuple(answered(r) for r in kept))
+    assert probe()(Amiss(engine, range(4, 9)), learner, 0, with_tool) == probe()(One(engine), learner, 0, sampled)
+    with pytest.raises(ProbeError, match=r"allowed 0\.0001"):
+        probe()(Amiss(engine, range(1, 2)), learner, 0, with_tool)
+
+
+def test_one_token_counts_at_most_one_nat() -> None:
+    """A router that is nearly tied moves one token by nats, and stops nothing that a format's rounding may do.
+
+    5 of 15 tokens, each 5 nats off, have a mean of 1/3, not of 5/3; 1 of 15 has 1/15.
+    """
+    _, engine, learner, _ = world()
+    engine.load_weights(weights(learner).items(), 0)
+    whole = engine.generate(worlds.prompts(4), Sampling(3, 2))
+    sampled = Rollouts(tuple(r for r in whole.responses if len(r.tokens) == 3))
+    for num, limit in ((1, 1 / 15), (5, 1 / 3)):
+        amiss = Amiss(engine, range(1, 2), num)
+        found = probe(limit + 1e-5)(amiss, learner, 0, sampled)
+        assert found["probe/mean_abs_diff"] == pytest.approx(limit, abs=1e-5)
+        assert found["probe/max_abs_diff"] == pytest.approx(5.0, abs=1e-5)
+        with pytest.raises(ProbeError, match="at most 1 each"):
+            probe(limit - 1e-5)(amiss, learner, 0, sampled)
 
 
 def test_not_a_number_is_a_disagreement() -> None:

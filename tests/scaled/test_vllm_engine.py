@@ -46,6 +46,11 @@ def test_log_probs_and_routes_are_the_sandbox_s(rollouts):
     assert torch.equal(natural.experts, rollouts.experts.experts)
 
 
+def test_an_eager_engine_compiles_nothing(rollouts):
+    """No function of vLLM has gone through torch's compiler by the time that responses are there."""
+    assert len(rollouts) > 0 and not torch._dynamo.utils.counters["inductor"]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_likeliest_tokens_are_the_sandbox_s(engine, temperature):
     """At either temperature: asked for all, vLLM's record sums to 1, is the trainer's distribution to float32 rounding
