@@ -15,7 +15,7 @@ from typing import Any
 
 import jaxtyping
 
-CALLS = 10
+CALLS = 3
 """Calls of one function that a test checks."""
 
 
