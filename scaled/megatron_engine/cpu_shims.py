@@ -185,8 +185,8 @@ def _rounded_once(product: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 def bf16_products() -> None:
     """Products of bfloat16 matrices are sums in float32, rounded once, on a CPU without bfloat16 instructions.
 
-    torch's own kernel rounds as often and takes ten to forty times as long there, half of a rank's time. Only the
-    order of the sums differs.
+    torch's own kernel rounds as often and takes ten to forty times as long there, three quarters of a rank's time. Only
+    the order of the sums differs.
     Upstream: tensor_parallel/layers.py:LinearWithGradAccumulationAndAsyncCommunication,
     transformer/dot_product_attention.py:DotProductAttention.forward.
     """
