@@ -6,6 +6,7 @@ Names are Megatron-core's and vLLM's where they have one.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -32,6 +33,7 @@ class TrainingBlock(Strict):
 
     num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one per GPU")
     tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
+    context_parallel: int = Field(default=1, ge=1, description="CP, ranks that share the positions of each response")
     pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
     virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks per stage (interleaved 1F1B)")
     expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")
@@ -57,7 +59,9 @@ class TrainingBlock(Strict):
         description="GPU memory that colocated ranks free while engines use the GPUs: gradients are allocated again, "
         "optimizer states (bf16) wait in host memory; null: nothing",
     )
-    distributed_optimizer: bool = Field(default=True, description="shard optimizer states over data-parallel ranks")
+    distributed_optimizer: bool = Field(
+        default=True, description="shard optimizer states over data- and context-parallel ranks"
+    )
     token_dispatcher: Literal["alltoall", "allgather"] = Field(
         default="alltoall", description="exchange of the experts' tokens"
     )
@@ -68,11 +72,11 @@ class TrainingBlock(Strict):
 
     @model_validator(mode="after")
     def _layout_divides(self) -> TrainingBlock:
-        model_parallel = self.tensor_parallel * self.pipeline_parallel
-        if self.num_ranks % model_parallel:
+        replica = self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+        if self.num_ranks % replica:
             raise ValueError(
-                f"num_ranks: expected a multiple of tensor_parallel x pipeline_parallel = {model_parallel}, "
-                f"got {self.num_ranks}"
+                f"num_ranks: expected a multiple of tensor_parallel x context_parallel x pipeline_parallel "
+                f"= {replica}, got {self.num_ranks}"
             )
         expert = self.expert_parallel * self.expert_tensor_parallel * self.pipeline_parallel
         if self.num_ranks % expert:
@@ -113,7 +117,21 @@ class TrainingBlock(Strict):
     @property
     def data_parallel(self) -> int:
         """DP: the number of parts of a mini-batch."""
-        return self.num_ranks // (self.tensor_parallel * self.pipeline_parallel)
+        return self.num_ranks // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
+
+    @property
+    def num_replicas(self) -> int:
+        """CP x DP: the number of ranks that hold the same dense weights, and share their optimizer states."""
+        return self.context_parallel * self.data_parallel
+
+    @property
+    def width_multiple(self) -> int:
+        """The width of a micro-batch is a multiple of this many positions, so that all ranks have equally many.
+
+        Each CP rank has two runs of equal length, and TP ranks (sequence parallelism) equal shares of the two.
+        """
+        cp = self.context_parallel
+        return self.tensor_parallel if cp == 1 else cp * math.lcm(2, self.tensor_parallel)
 
 
 class PrecisionBlock(Strict):

@@ -65,7 +65,8 @@ def _layout(config: ScaledRun) -> dict[str, Any]:
 
 
 _PARALLEL = (
-    "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel", "expert_tensor_parallel"
+    "tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel",
+    "expert_tensor_parallel",
 )  # fmt: skip
 
 

@@ -181,10 +181,10 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
 
 
 def unit(config: ScaledRun, node_gpus: int) -> int:
-    """Ranks that share a machine of `node_gpus` GPUs: whole TP groups, colocated engines, and EP groups that fit.
+    """Ranks that share a machine of `node_gpus` GPUs: whole TP groups, colocated engines, EP and CP groups that fit.
 
-    Megatron numbers the ranks of a TP group consecutively, and those of an EP x ETP group. Raises ValueError
-    where not even TP groups and engines fit; logs a line where EP groups do not.
+    Megatron numbers the ranks of a TP group consecutively, those of an EP x ETP group, and those of a TP x CP group.
+    Raises ValueError where not even TP groups and engines fit; logs a line where EP or CP groups do not.
     """
     training = config.training
     width = config.rollout.tensor_parallel if config.cluster.placement == "colocated" else 1
@@ -195,15 +195,25 @@ def unit(config: ScaledRun, node_gpus: int) -> int:
             f"training.tensor_parallel: expected groups of ranks, with the engines on them, within a machine of "
             f"{node_gpus} GPUs, got {least}"
         )
-    whole = math.lcm(least, experts)
-    if whole <= node_gpus:
-        return whole
+    context = training.tensor_parallel * training.context_parallel
+    size = math.lcm(least, experts)
+    if size > node_gpus:
+        size = least
+        _warn_of_span("expert_parallel", experts, node_gpus, "all-to-all")
+    if math.lcm(size, context) > node_gpus:
+        _warn_of_span("context_parallel", context, node_gpus, "exchange of keys and values")
+        return size
+    return math.lcm(size, context)
+
+
+def _warn_of_span(field: str, num: int, node_gpus: int, exchange: str) -> None:
     logging.getLogger(__name__).warning(
-        "training.expert_parallel: groups of %d ranks span machines of %d GPUs, and so does their all-to-all",
-        experts,
+        "training.%s: groups of %d ranks span machines of %d GPUs, and so does their %s",
+        field,
+        num,
         node_gpus,
+        exchange,
     )
-    return least
 
 
 def by_node(

@@ -283,7 +283,7 @@ def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
 
 
 def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:
-    replica = (0, rank.layout.tp_rank, rank.layout.dp_rank)
+    replica = (0, rank.layout.tp_rank, rank.layout.replica_rank)
     return ShardedTensor.from_rank_offsets(
         name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica
     )

@@ -170,6 +170,21 @@ def tied_head() -> None:
     )
 
 
+def rotary_positions() -> None:
+    """A context-parallel rank's rotary embeddings are chosen without pinned memory and without a copy to a GPU.
+
+    Upstream: models/common/embeddings/rope_utils.py:get_pos_emb_on_this_cp_rank.
+    """
+    rotary = importlib.import_module("megatron.core.models.common.embeddings.rotary_pos_embedding")
+
+    def own(embedding: torch.Tensor, axis: int, group: Any) -> torch.Tensor:
+        runs = embedding.unflatten(axis, (2 * group.size(), -1))
+        places = torch.tensor([group.rank(), 2 * group.size() - 1 - group.rank()], device=embedding.device)
+        return runs.index_select(axis, places).flatten(axis, axis + 1)
+
+    rotary.__dict__["get_pos_emb_on_this_cp_rank"] = own
+
+
 def _rounded_once(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The product of bfloat16 matrices, computed from the same values in float32; other products as they are."""
 
@@ -246,7 +261,8 @@ def _by_name(*shims: Callable[[], None]) -> dict[str, Callable[[], None]]:
 
 
 SHIMS = _by_name(
-    current_device, generator, streams, synchronize, device_keyword, split_sizes, type_names, tied_head, bf16_products
+    current_device, generator, streams, synchronize, device_keyword, split_sizes, type_names, tied_head,
+    rotary_positions, bf16_products,
 )  # fmt: skip
 """For machines without CUDA."""
 

@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.parallel import Layout
+from scaled.megatron_engine.parallel import Layout, context_positions
 from theory.contracts import TokenBatch
 
 SLOT_SHARE = 1 / 16
@@ -49,16 +49,19 @@ class MicroBatch:
     """Responses `indices` of the batch, then `num_filling` empty ones; `tokens_bS` are inputs, one width for all ranks.
 
     Response token n is at (response_n, position_n) of the (b, T) tensors and is predicted by row `rows_n` of the
-    flattened (S, b) hidden states. It is the first of `targets_nJ`; mu's likeliest tokens follow where the rollouts
-    have them. T is `num_positions`: the longest response of the batch, or, under a token budget, of these, as b T would
-    exceed the budget otherwise. `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
+    flattened (S, b) hidden states of context-parallel rank `rank_n`, S being that rank's positions, of `width` in all.
+    It is the first of `targets_nJ`; mu's likeliest tokens follow where the rollouts have them. T is `num_positions`:
+    the longest response of the batch, or, under a token budget, of these, as b T would exceed the budget otherwise.
+    `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
     """
 
     indices: tuple[int, ...]
     num_filling: int
+    width: int
     tokens_bS: Int[Tensor, "b S"]
     num_rows_b: tuple[int, ...]
     num_positions: int
+    rank_n: Int[Tensor, " n"]
     rows_n: Int[Tensor, " n"]
     targets_nJ: Int[Tensor, "n J"]
     response_n: Int[Tensor, " n"]
@@ -79,7 +82,7 @@ def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
     dp, B = training.data_parallel, len(num_rows_B)
     order = sorted(range(B), key=lambda b: -num_rows_B[b])
     # Every dp-th: the longest of the dp responses that the ranks compute side by side.
-    widths = np.array([_multiple(num_rows_B[b], training.tensor_parallel) for b in order[::dp]])
+    widths = np.array([_multiple(num_rows_B[b], training.width_multiple) for b in order[::dp]])
     slots, start = [], 0
     for size in _sizes(widths, training.max_tokens_per_micro_batch):
         now = order[start * dp : (start + size) * dp]
@@ -115,7 +118,7 @@ def _adjacent(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
     num_micro = -(-share // size)
     if training.virtual_pipeline > 1:  # interleaved 1F1B takes micro-batches in groups of the pipeline's stages
         num_micro = _multiple(num_micro, training.pipeline_parallel)
-    width = _multiple(max(num_rows_B), training.tensor_parallel)
+    width = _multiple(max(num_rows_B), training.width_multiple)
     shares = [range(min(B, rank * share), min(B, (rank + 1) * share)) for rank in range(dp)]
     return [Slot(tuple(tuple(own[m * size : (m + 1) * size]) for own in shares), size, width) for m in range(num_micro)]
 
@@ -128,11 +131,11 @@ def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: to
     """This data-parallel rank's micro-batches, in order."""
     slots = arrange((batch.num_tokens_B - 1).tolist(), training)
     is_budgeted = training.max_tokens_per_micro_batch is not None
-    return [_micro_batch(batch, slot, layout.dp_rank, is_budgeted, device) for slot in slots]
+    return [_micro_batch(batch, slot, layout, is_budgeted, device) for slot in slots]
 
 
-def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, device: torch.device) -> MicroBatch:
-    mine, size, width = slot.shares[rank], slot.size, slot.width
+def _micro_batch(batch: TokenBatch, slot: Slot, layout: Layout, is_budgeted: bool, device: torch.device) -> MicroBatch:
+    mine, size, width = slot.shares[layout.dp_rank], slot.size, slot.width
     indices = list(mine)
     tokens_bS = torch.zeros(size, width, dtype=torch.int64)
     # The last token is only ever a target.
@@ -148,15 +151,19 @@ def _micro_batch(batch: TokenBatch, slot: Slot, rank: int, is_budgeted: bool, de
     targets_nJ = batch.tokens_BS[indices][response_n, row_n + 1][:, None]
     if batch.top_ids_BTK is not None:
         targets_nJ = torch.cat([targets_nJ, batch.top_ids_BTK[indices][response_n, position_n]], dim=1)
+    positions_CQ = context_positions(width, layout.cp_size)
+    place_n = positions_CQ.flatten().argsort()[row_n]
     num_filling = size - len(indices)
     return MicroBatch(
         indices=tuple(indices),
         num_filling=num_filling,
-        tokens_bS=tokens_bS.to(device),
+        width=width,
+        tokens_bS=tokens_bS[:, positions_CQ[layout.cp_rank]].to(device),
         num_rows_b=(*(num_tokens_b - 1).tolist(), *[0] * num_filling),
         num_positions=T,
+        rank_n=(place_n // positions_CQ.shape[1]).to(device),
         # Hidden states are (S, b): the position is the outer index.
-        rows_n=(row_n * size + response_n).to(device),
+        rows_n=(place_n % positions_CQ.shape[1] * size + response_n).to(device),
         targets_nJ=targets_nJ.to(device),
         response_n=response_n.to(device),
         position_n=position_n.to(device),

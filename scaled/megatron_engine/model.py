@@ -35,7 +35,6 @@ REPLAYABLE: tuple[tuple[str, Any, str], ...] = (
     ("moe_pad_expert_input_to_capacity", False, "goes with a capacity"),
     ("moe_router_bias_update_rate", 0.0, "the selection bias would learn from replayed counts"),
     ("cuda_graph_impl", "none", "a captured router does not call the hook"),
-    ("context_parallel_size", 1, "rows would be split by position in another order"),
     ("hidden_dropout", 0.0, "old and gradient passes must compute the same"),
     ("attention_dropout", 0.0, "old and gradient passes must compute the same"),
     ("mtp_num_layers", None, "their routers are in no routing record"),
@@ -202,7 +201,7 @@ def _mark_gradients(chunk: GPTModel, layout: Layout) -> None:
     only its rank's positions.
     """
     for name, parameter in chunk.named_parameters():
-        if ".mlp.experts." in name and layout.edp_size != layout.dp_size:
+        if ".mlp.experts." in name and layout.edp_size != layout.num_replicas:
             parameter.allreduce = False  # type: ignore[attr-defined]
         if name.endswith("_down_proj.weight") and ".self_attention." in name:
             parameter.sequence_parallel = layout.sequence_parallel  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """The process groups of a layout, and which share of the work a rank has in it.
 
-Ranks are numbered tensor-parallel first, then data-parallel, then by pipeline stage (Megatron's "tp-cp-ep-dp-pp").
+Ranks are numbered tensor-parallel first, then context-parallel, then data-parallel, then by pipeline stage (Megatron's
+"tp-cp-ep-dp-pp").
 Megatron is imported late: `check_layout` serves `plan` on machines and in processes without it.
 """
 
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from lab.hf import ModelShape
@@ -21,23 +24,26 @@ from scaled.config import TrainingBlock
 
 @dataclass(frozen=True)
 class Layout:
-    """A rank's place: sizes and ranks of data (dp), tensor (tp), pipeline (pp), expert (ep) and expert-tensor (etp)
-    parallelism; edp are the replicas of one expert. `layers` are the decoder layers of each model chunk, from 0.
+    """A rank's place: sizes and ranks of data (dp), context (cp), tensor (tp), pipeline (pp), expert (ep) and
+    expert-tensor (etp) parallelism; edp are the replicas of one expert. `layers` are the decoder layers of each model
+    chunk, from 0. The defaults are a rank alone.
     """
 
-    dp_rank: int
-    dp_size: int
-    tp_rank: int
-    tp_size: int
-    pp_rank: int
-    pp_size: int
-    ep_rank: int
-    ep_size: int
-    etp_rank: int
-    etp_size: int
-    edp_rank: int
-    edp_size: int
-    layers: tuple[tuple[int, ...], ...]
+    dp_rank: int = 0
+    dp_size: int = 1
+    cp_rank: int = 0
+    cp_size: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+    ep_rank: int = 0
+    ep_size: int = 1
+    etp_rank: int = 0
+    etp_size: int = 1
+    edp_rank: int = 0
+    edp_size: int = 1
+    layers: tuple[tuple[int, ...], ...] = ((),)
 
     @property
     def num_chunks(self) -> int:
@@ -67,15 +73,60 @@ class Layout:
         """Whether this chunk ends the model."""
         return self.is_last_stage and chunk == self.num_chunks - 1
 
-    def chunk(self, width: int) -> tuple[int, int]:
-        """Positions [start, stop) of a padded width that this rank's routers see: all without tensor parallelism.
+    @property
+    def replica_rank(self) -> int:
+        """The rank's number among those that hold the same dense weights: the ranks of CP x DP."""
+        return self.dp_rank * self.cp_size + self.cp_rank
 
-        ValueError where the width does not divide.
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same dense weights."""
+        return self.dp_size * self.cp_size
+
+    @property
+    def is_reporter(self) -> bool:
+        """Whether the rank reports the tokens of its data-parallel rank; the others of TP and CP have the same."""
+        return self.tp_rank == 0 and self.cp_rank == 0
+
+    def context_runs(self, width: int) -> tuple[range, ...]:
+        """The positions of a padded width that this rank has embeddings and queries of (`context_runs`)."""
+        return context_runs(width, self.cp_rank, self.cp_size)
+
+    def router_runs(self, width: int) -> tuple[range, ...]:
+        """The positions that this rank's routers see, ascending: its TP share of `context_runs`, in that order.
+
+        ValueError for a width that does not divide.
         """
-        if width % self.tp_size:
-            raise ValueError(f"expected a multiple of {self.tp_size} sequence-parallel chunks, got a width of {width}")
-        size = width // self.tp_size
-        return self.tp_rank * size, (self.tp_rank + 1) * size
+        runs = self.context_runs(width)
+        num = sum(map(len, runs))
+        if num % self.tp_size:
+            raise ValueError(f"expected a multiple of {self.tp_size} sequence-parallel chunks, got {num} positions")
+        size, before, found = num // self.tp_size, 0, []
+        for run in runs:
+            start = max(self.tp_rank * size - before, 0)
+            found.append(run[start : max((self.tp_rank + 1) * size - before, start)])
+            before += len(run)
+        return tuple(run for run in found if len(run))
+
+
+def context_runs(width: int, cp_rank: int, cp_size: int) -> tuple[range, ...]:
+    """The positions of a padded width that a context-parallel rank has, ascending.
+
+    Of 2 CP equal runs rank r has numbers r and 2 CP - 1 - r, so that each rank has the same share of the causal mask
+    (Llama 3, arXiv 2407.21783, sec. 3.3.2); all positions where CP is 1. ValueError for a width that does not divide.
+    """
+    if cp_size == 1:
+        return (range(width),)
+    if width % (2 * cp_size):
+        raise ValueError(f"expected a multiple of {2 * cp_size} context-parallel runs, got a width of {width}")
+    size = width // (2 * cp_size)
+    return tuple(range(n * size, (n + 1) * size) for n in (cp_rank, 2 * cp_size - 1 - cp_rank))
+
+
+def context_positions(width: int, cp_size: int) -> Int[Tensor, "C Q"]:
+    """The positions of a padded width that each of the C context-parallel ranks has, in its order."""
+    ranks = (context_runs(width, rank, cp_size) for rank in range(cp_size))
+    return torch.stack([torch.cat([torch.arange(run.start, run.stop) for run in runs]) for runs in ranks])
 
 
 def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
@@ -159,6 +210,7 @@ def group_sizes(training: TrainingBlock) -> dict[str, int | None]:
     """The arguments of Megatron's `initialize_model_parallel`."""
     return {
         "tensor_model_parallel_size": training.tensor_parallel,
+        "context_parallel_size": training.context_parallel,
         "pipeline_model_parallel_size": training.pipeline_parallel,
         "virtual_pipeline_model_parallel_size": training.virtual_pipeline if training.virtual_pipeline > 1 else None,
         "expert_model_parallel_size": training.expert_parallel,
@@ -188,6 +240,8 @@ def layout(training: TrainingBlock, num_layers: int) -> Layout:
     return Layout(
         dp_rank=state.get_data_parallel_rank(),
         dp_size=state.get_data_parallel_world_size(),
+        cp_rank=state.get_context_parallel_rank(),
+        cp_size=state.get_context_parallel_world_size(),
         tp_rank=state.get_tensor_model_parallel_rank(),
         tp_size=state.get_tensor_model_parallel_world_size(),
         pp_rank=pp_rank,

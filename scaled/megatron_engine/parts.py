@@ -9,7 +9,7 @@ Extra letters: B, T of the whole batch; b responses of a part; R rows, F feature
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
+from theory.routing.packed_rows import ranges
 from theory.routing.record import RoutingRecord, places
 from theory.routing.replay import ReplayContext
 
@@ -93,25 +94,31 @@ class UpdatePart:
     predictor: PredictorPart | None = None
 
 
-def route_part(context: ReplayContext, indices: Sequence[int], start: int, for_update: bool) -> RoutePart:
-    """The routes of a pass over rows from `start` on of the responses `indices`, without padding responses.
+def route_parts(
+    context: ReplayContext, indices: Sequence[int], runs: Sequence[range], for_update: bool
+) -> list[RoutePart]:
+    """The routes of a pass over the rows `runs` of the responses `indices`, a part per run, without padding responses.
 
     On the CPU, like every part: assembly is bookkeeping, and should take no GPU memory.
     """
-    used, natural, features = context.used, context.natural, context.features
+    used, natural, features, scores_RLK = context.used, context.natural, context.features, context.scores
     assert used is not None and natural is not None, "only chunks with a router have a pass"
     num = len(indices)
     is_natural = context.plan.source == "natural"
-    scores_RLK = context.scores
-    return RoutePart(
+    whole = RoutePart(
         indices=tuple(indices),
-        start=start,
+        start=0,
         layer_numbers=used.layer_numbers,
         used=None if for_update else _first(used, num),
         natural=None if is_natural and not for_update else _first(natural, num),
-        features=None if features is None else _first_features(features, num, start),
-        scores_RLK=None if scores_RLK is None else scores_RLK.cpu(),
+        features=None if features is None else _first_features(features, num),
+        scores_RLK=None if for_update or scores_RLK is None else scores_RLK.cpu(),
     )
+    firsts = [sum(map(len, runs[:n])) for n in range(len(runs))]
+    parts = (
+        [whole] if len(runs) == 1 else [_rows(whole, first, len(run)) for first, run in zip(firsts, runs, strict=True)]
+    )
+    return [_shifted(part, run.start) for part, run in zip(parts, runs, strict=True)]
 
 
 def _first(record: RoutingRecord, num: int) -> RoutingRecord:
@@ -120,11 +127,41 @@ def _first(record: RoutingRecord, num: int) -> RoutingRecord:
     return RoutingRecord(record.experts.cpu(), offsets, record.layer_numbers, record.num_experts)
 
 
-def _first_features(features: RouterFeatures, num: int, start: int) -> RouterFeatures:
-    """Those of the first `num` responses, on the CPU; a row counts from the response's first, not from `start`."""
+def _first_features(features: RouterFeatures, num: int) -> RouterFeatures:
+    """Those of the first `num` responses, on the CPU."""
     hidden = None if features.hidden is None else features.hidden.cpu()
-    rows, offsets = features.rows.cpu() + start, features.offsets[: num + 1].cpu()
+    rows, offsets = features.rows.cpu(), features.offsets[: num + 1].cpu()
     return RouterFeatures(rows, offsets, hidden, features.logits.cpu(), features.layer_numbers)
+
+
+def _rows(part: RoutePart, first: int, num: int) -> RoutePart:
+    """Rows [first, first + num) of each response of a part, counted from `first` on."""
+    window = first, first + num
+    features, scores_RLK = part.features, part.scores_RLK
+    if features is not None:
+        is_here_F = (features.rows >= first) & (features.rows < first + num)
+        offsets = torch.cat([is_here_F.new_zeros(1), is_here_F]).cumsum(0)[features.offsets]
+        here = features.at(is_here_F.nonzero()[:, 0], offsets)
+        features = replace(here, rows=here.rows - first)
+    if scores_RLK is not None:
+        assert part.used is not None, "the old pass reports the experts that it scores"
+        offsets = part.used.offsets
+        scores_RLK = scores_RLK[ranges(offsets[:-1] + first, (offsets.diff() - first).clamp(0, num))]
+    return replace(
+        part,
+        used=None if part.used is None else part.used.part(rows=window),
+        natural=None if part.natural is None else part.natural.part(rows=window),
+        features=features,
+        scores_RLK=scores_RLK,
+    )
+
+
+def _shifted(part: RoutePart, start: int) -> RoutePart:
+    """The same rows, counted from `start` on."""
+    features = part.features
+    return replace(
+        part, start=start, features=None if features is None else replace(features, rows=features.rows + start)
+    )
 
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
@@ -245,5 +282,5 @@ def _predictor_metrics(parts: Sequence[PredictorPart]) -> dict[str, float]:
 
 __all__ = [
     "BatchSizes", "PredictorPart", "RoutePart", "ScorePart", "TokenPart", "UpdatePart", "assemble_logp",
-    "assemble_scores", "assemble_stats", "local_features", "route_part",
+    "assemble_scores", "assemble_stats", "local_features", "route_parts",
 ]  # fmt: skip

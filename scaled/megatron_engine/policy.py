@@ -27,7 +27,7 @@ from scaled.config import TrainingBlock
 from scaled.megatron_engine.micro_batches import MicroBatch
 from scaled.megatron_engine.model import build_model
 from scaled.megatron_engine.parallel import Layout
-from scaled.megatron_engine.parts import RoutePart, TokenPart, route_part
+from scaled.megatron_engine.parts import RoutePart, TokenPart, route_parts
 from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_plan
 from scaled.megatron_engine.scoring import ResponseHead
 from scaled.megatron_engine.weights import load_hf
@@ -132,7 +132,7 @@ class Policy:
                 model=self.wrapped[0] if is_single else self.wrapped,
                 num_microbatches=len(micro_batches),
                 # For sends between stages; ignored where shapes vary, since stages then exchange shapes.
-                seq_length=micro_batches[0].tokens_bS.shape[1],
+                seq_length=micro_batches[0].width,
                 micro_batch_size=len(micro_batches[0].num_rows_b),
                 forward_only=loss is None,
             )
@@ -147,9 +147,9 @@ class Policy:
     def _forward(self, this: _Pass, number: int, micro: MicroBatch) -> Tensor:
         if self.head is not None and self.layout.has_head(number):
             # The head runs inside the forward, so it must be told first which rows to score.
-            self.head.expect(micro.rows_n, micro.targets_nJ, micro.temperature)
-        b, width = micro.tokens_bS.shape
-        positions_bS = torch.arange(width, device=self.device).expand(b, width)
+            self.head.expect(micro.rank_n, micro.rows_n, micro.targets_nJ, micro.temperature)
+        # Not read: the rotary embedding counts positions by itself, zigzag under context parallelism.
+        positions_bS = torch.zeros_like(micro.tokens_bS)
 
         def forward() -> Tensor:
             return self.wrapped[number](micro.tokens_bS, positions_bS, None)
@@ -157,15 +157,15 @@ class Policy:
         replay = self.replays[number]
         if not replay.layer_numbers:  # a chunk with dense layers only
             return forward()
-        start, stop = self.layout.chunk(width)
-        local = local_plan(this.plan, micro.indices, micro.num_filling, start, stop, replay.layer_numbers)
-        # The rows of each response that lie in this rank's positions [start, stop).
-        num_rows_b = [min(max(n - start, 0), stop - start) for n in micro.num_rows_b]
-        context = ReplayContext(local, num_rows_b, stop - start, replay.layer_numbers)
+        runs = self.layout.router_runs(micro.width)
+        local = local_plan(this.plan, micro.indices, micro.num_filling, runs, replay.layer_numbers)
+        # Runs ascend, so a response's rows here are the first ones of the rank's positions.
+        num_rows_b = [sum(min(max(n - run.start, 0), len(run)) for run in runs) for n in micro.num_rows_b]
+        context = ReplayContext(local, num_rows_b, sum(map(len, runs)), replay.layer_numbers)
 
         def done(finished: ReplayContext) -> None:
             if micro.indices:
-                this.result.routes.append(route_part(finished, micro.indices, start, for_update=this.loss is not None))
+                this.result.routes += route_parts(finished, micro.indices, runs, for_update=this.loss is not None)
 
         return replay.run(context, forward, done)
 
@@ -179,8 +179,7 @@ class Policy:
         logp_bTK = None
         if logp_nK.shape[1] > 0:
             logp_bTK = logp_n.new_zeros((*size, logp_nK.shape[1])).index_put(where, logp_nK)
-        # The ranks of a TP group have the same log-probs, so the first alone reports them.
-        if self.layout.tp_rank == 0 and micro.indices:
+        if self.layout.is_reporter and micro.indices:
             part = TokenPart(micro.indices, logp_bT.detach().cpu())
             if this.loss is None:
                 entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu()

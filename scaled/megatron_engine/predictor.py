@@ -42,7 +42,7 @@ class StagePredictor:
 
         Raises ValueError where the cached rows are not those that the pass kept, and where there are none at all.
         """
-        group = parallel_state.get_tensor_and_data_parallel_group()
+        group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         pi = local_features(sizes, routes)
         num_rows = 0 if pi is None else len(pi.rows)
         if pi is None or num_rows == 0:

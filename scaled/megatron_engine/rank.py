@@ -85,8 +85,8 @@ class MegatronRank(ScoringRank):
             if plan.feature_rows is None:
                 raise ValueError("expected feature rows in the plan of a mini-batch with cached features, got none")
             predictor = self.predictor.step(minibatch.features, sizes, result.routes, step_metrics["actor/lr"])
-        # The ranks of a TP group compute the same loss: if each reported it, it would be summed once per rank.
-        is_reporter = self.layout.is_last_stage and self.layout.tp_rank == 0
+        # The ranks of TP and CP compute the same loss: if each reported it, it would be summed once per rank.
+        is_reporter = self.layout.is_last_stage and self.layout.is_reporter
         return UpdatePart(
             sizes=sizes,
             tokens=tuple(result.tokens),
@@ -107,7 +107,7 @@ class MegatronRank(ScoringRank):
         `folded` adds the predictor to the gates: the rank that yields a gate has its predictor.
         """
         tensors = super().export()
-        yields_gates = self.layout.dp_rank == 0 and self.layout.tp_rank == 0
+        yields_gates = self.layout.replica_rank == 0 and self.layout.tp_rank == 0
         if not folded or self.predictor is None or not yields_gates:
             return tensors
         return fold(tensors, self.predictor.trainer.weights())

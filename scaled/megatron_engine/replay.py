@@ -38,25 +38,46 @@ def position_major(x_NX: Tensor, num_responses: int) -> Tensor:
 
 
 def local_plan(
-    plan: RoutingPlan, indices: Sequence[int], num_padding: int, start: int, stop: int, layers: Sequence[int]
+    plan: RoutingPlan, indices: Sequence[int], num_padding: int, runs: Sequence[range], layers: Sequence[int]
 ) -> RoutingPlan:
-    """The routing of one model chunk of one rank: these responses, rows [start, stop) of each, its own layers.
+    """The routing of one model chunk of one rank: these responses, the rows `runs` of each, its own layers.
 
     `num_padding` empty responses follow the chosen ones: they fill up a micro-batch and have no rows.
     """
+
+    def window(record: RoutingRecord) -> RoutingRecord:
+        parts = [
+            record.part(responses=indices, rows=(run.start, run.stop), layers=layers, num_empty=num_padding)
+            for run in runs
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return RoutingRecord.spliced([[(part, b, 0) for part in parts] for b in range(len(parts[0]))])
+
     record, rows, scored = plan.record, plan.feature_rows, plan.scored
     if record is not None:
-        record = record.part(responses=indices, rows=(start, stop), layers=layers, num_empty=num_padding)
+        record = window(record)
     if isinstance(scored, RoutingRecord):
-        scored = scored.part(responses=indices, rows=(start, stop), layers=layers, num_empty=num_padding)
+        scored = window(scored)
     if rows is not None:
-        inside = [row[(row >= start) & (row < stop)] - start for row in (rows[b] for b in indices)]
+        inside = [_inside(rows[b], runs) for b in indices]
         rows = (*inside, *(torch.zeros(0, dtype=torch.int64) for _ in range(num_padding)))
     absent = sorted(set(layers) - set(plan.predictor)) if plan.source == "predicted" else []
     if absent:
         raise ValueError(f"expected a predictor for layers {list(layers)}, got none for {absent}")
     predictor = {n: plan.predictor[n] for n in layers} if plan.source == "predicted" else {}
     return replace(plan, record=record, feature_rows=rows, predictor=predictor, scored=scored)
+
+
+def _inside(row_F: Int[Tensor, " F"], runs: Sequence[range]) -> Int[Tensor, " _"]:
+    """The rows that lie in `runs`, counted from the first row of the first run on."""
+    befores = [sum(map(len, runs[:n])) for n in range(len(runs))]
+    return torch.cat(
+        [
+            row_F[(row_F >= run.start) & (row_F < run.stop)] - run.start + before
+            for run, before in zip(runs, befores, strict=True)
+        ]
+    )
 
 
 @dataclass

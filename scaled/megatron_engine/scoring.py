@@ -25,6 +25,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from scaled.megatron_engine.context_parallel import from_ranks
 from theory.temperature import tempered
 
 ROWS = 1024
@@ -38,16 +39,20 @@ class ResponseHead:
     """
 
     def __init__(self, output_layer: Any, sequence_parallel: bool, vocab_size: int, chunk: int) -> None:
-        self._asked: tuple[Tensor, Tensor, float] | None = None
+        self._asked: tuple[Tensor, Tensor, Tensor, float] | None = None
         self._layer = output_layer
         self._sequence_parallel = sequence_parallel
         self._vocab_size, self._chunk = vocab_size, chunk
         output_layer.forward = self.forward  # type: ignore[method-assign]
         output_layer._forward_hooks.clear()  # model.py's hook masks padding in logits; `_Slice.logits` does it here
 
-    def expect(self, rows_n: Int[Tensor, " n"], tokens_nJ: Int[Tensor, "n J"], temperature: float) -> None:
-        """The next forward scores `tokens_nJ`, predicted by rows s * B + b of the flattened (S, B) hidden states."""
-        self._asked = rows_n, tokens_nJ, temperature
+    def expect(
+        self, rank_n: Int[Tensor, " n"], rows_n: Int[Tensor, " n"], tokens_nJ: Int[Tensor, "n J"], temperature: float
+    ) -> None:
+        """The next forward scores `tokens_nJ`, predicted by rows s * B + b of the flattened (S, B) hidden states of
+        context-parallel ranks `rank_n`.
+        """
+        self._asked = rank_n, rows_n, tokens_nJ, temperature
 
     def forward(
         self,
@@ -60,19 +65,21 @@ class ResponseHead:
         """
         assert not runtime_gather_output, "the vocabulary stays split"
         assert self._asked is not None, "a forward without the tokens to score"
-        (rows_n, tokens_nJ, temperature), self._asked = self._asked, None
+        (rank_n, rows_n, tokens_nJ, temperature), self._asked = self._asked, None
         # In backward both sum the gradient over ranks, as each has only its own slice of the vocabulary.
         if self._sequence_parallel:
             hidden_SBD = gather_from_sequence_parallel_region(hidden_SBD)
         else:
             hidden_SBD = copy_to_tensor_model_parallel_region(hidden_SBD)
-        hidden_nD = hidden_SBD.flatten(0, 1)[rows_n]
+        is_own_n = rank_n == parallel_state.get_context_parallel_rank()
+        hidden_mD = hidden_SBD.flatten(0, 1)[rows_n[is_own_n]]
         weight_WD = self._layer.weight if weight is None else weight
         group: Any = parallel_state.get_tensor_model_parallel_group()
-        logp_nJ, entropy_n, squares_n = token_scores(
-            hidden_nD, weight_WD, tokens_nJ, self._vocab_size, group, self._chunk, temperature
+        logp_mJ, entropy_m, squares_m = token_scores(
+            hidden_mD, weight_WD, tokens_nJ[is_own_n], self._vocab_size, group, self._chunk, temperature
         )
-        return torch.cat([entropy_n[:, None], squares_n[:, None], logp_nJ], dim=-1)[:, None], None
+        scores_mX = torch.cat([entropy_m[:, None], squares_m[:, None], logp_mJ], dim=-1)
+        return from_ranks(scores_mX, rank_n)[:, None], None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -37,6 +36,7 @@ from torch import Tensor
 
 from lab.hf import ModelShape
 from scaled.megatron_engine import cpu_shims
+from scaled.megatron_engine.context_parallel import GatheredAttention
 
 
 class Norm(torch.nn.RMSNorm):
@@ -77,8 +77,8 @@ class ProjectionNorm(torch.nn.Module):
         return make_sharded_tensors_for_checkpoint(state, prefix, {"weight": 0}, sharded_offsets)
 
 
-class LatentDotProductAttention(DotProductAttention):
-    """Megatron's local attention for MLA, whose keys are wider than its values; MLA passes the scale."""
+class GatheredLatentAttention(GatheredAttention):
+    """Local attention for MLA, whose keys are wider than its values; MLA passes the scale."""
 
     def __init__(self, *args: Any, k_channels: int = 0, v_channels: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,8 +115,8 @@ def _parts() -> dict[str, Any]:
             "row": RowParallelLinear,
             # Megatron's own column-parallel choice forgets to sum the position keys' gradient over the ranks.
             "duplicated": Linear,
-            "attention": DotProductAttention,
-            "latent_attention": LatentDotProductAttention,
+            "attention": GatheredAttention,
+            "latent_attention": GatheredLatentAttention,
             "mlp": mlp,
             "experts": ModuleSpec(module=SequentialMLP, submodules=mlp),
         }
@@ -176,4 +176,4 @@ def _experts_spec(parts: dict[str, Any]) -> ModuleSpec:
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=parts["experts"], shared_experts=shared))
 
 
-__all__ = ["LatentDotProductAttention", "Norm", "ProjectionNorm", "layer_specs"]
+__all__ = ["GatheredLatentAttention", "Norm", "ProjectionNorm", "layer_specs"]

@@ -190,11 +190,11 @@ def _shared_out(found: Iterable[RankWeight], layout: Layout) -> Iterator[RankWei
     Replicas hold the same bits and compute the same shares, so no message is needed. Routers are the first replica's,
     which folds the predictor into them.
     """
-    loads = {True: [0] * layout.edp_size, False: [0] * layout.dp_size}
+    loads = {True: [0] * layout.edp_size, False: [0] * layout.num_replicas}
     for weight in found:
         if weight.rule.is_copy:
             continue
-        load, own = loads[weight.rule.is_expert], layout.edp_rank if weight.rule.is_expert else layout.dp_rank
+        load, own = loads[weight.rule.is_expert], layout.edp_rank if weight.rule.is_expert else layout.replica_rank
         replica = 0 if weight.rule.is_router else load.index(min(load))
         load[replica] += weight.tensor.numel()
         if replica == own:

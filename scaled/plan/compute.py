@@ -134,7 +134,7 @@ def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
 def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
     """Weights of matrices that the busiest rank of the stage quantises in a push.
 
-    Replicas share them out (`megatron_engine.weights`): dense ones over DP, experts over EP and the replicas of an
+    Replicas share them out (`megatron_engine.weights`): dense ones over CP x DP, experts over EP and the replicas of an
     expert; the first rank of a tensor-parallel group does so for the group.
     """
     dense = experts = 0
@@ -146,7 +146,7 @@ def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 
             dense += shape.num_shared_parameters
             experts += shape.num_experts * shape.num_expert_parameters
     groups = training.num_ranks // training.pipeline_parallel // training.expert_tensor_parallel
-    return -(-dense // training.data_parallel) + -(-experts // groups)
+    return -(-dense // training.num_replicas) + -(-experts // groups)
 
 
 def quantise_seconds(config: ScaledRun, shape: ModelShape) -> float:

@@ -235,7 +235,7 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
             yield from _changed(config, shape, training={"micro_batch_size": value})
     elif budget > least:
         yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
-    for field in ("expert_parallel", "tensor_parallel", "pipeline_parallel"):
+    for field in ("expert_parallel", "tensor_parallel", "context_parallel", "pipeline_parallel"):
         for factor in (2, 4, 8, 16):
             yield from _changed(config, shape, training={field: getattr(training, field) * factor})
     for factor in (2, 4, 8):

@@ -34,7 +34,7 @@ class RankPlan:
 
     replicated_parameters: those of dense_parameters that every tensor-parallel rank has whole (norms, routers).
     weight_bytes, gradient_bytes: of all its parameters. optimizer_bytes: of its share of the optimiser states, which
-    are sharded over data-parallel ranks (experts: over the replicas of an expert) with the distributed optimiser.
+    are sharded over CP x DP ranks (experts: over the replicas of an expert) with the distributed optimiser.
     peak_bytes: resident memory of the dry run itself.
     """
 
@@ -122,7 +122,7 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
             replicated += 0 if getattr(parameter, "tensor_model_parallel", False) else parameter.numel()
     parallel.shutdown()
     weight, gradient, state = BYTES[training.precision]
-    shards = (layout.dp_size, layout.edp_size) if training.distributed_optimizer else (1, 1)
+    shards = (layout.num_replicas, layout.edp_size) if training.distributed_optimizer else (1, 1)
     return RankPlan(
         rank=rank,
         stage=layout.pp_rank,

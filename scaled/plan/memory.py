@@ -30,7 +30,8 @@ CHECKPOINT_BYTES = 14
 
 @dataclass(frozen=True)
 class RankParameters:
-    """Numbers of weights of one rank: DP ranks share the optimizer states of `dense`, expert-DP ranks of `experts`."""
+    """Numbers of weights of one rank: the CP x DP ranks share the optimizer states of `dense`, expert-DP ranks those of
+    `experts`."""
 
     dense: int
     experts: int
@@ -101,14 +102,14 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
 def optimizer_bytes(parameters: RankParameters, training: TrainingBlock) -> int:
     """Bytes of AdamW on one rank: 8 per weight (two fp32 moments), or 12 under bf16 (fp32 master weights too).
 
-    The distributed optimizer divides this by DP for dense weights, and by ranks / (EP ETP PP) for experts.
+    The distributed optimizer divides this by CP x DP for dense weights, and by ranks / (EP ETP PP) for experts.
     """
     each = 12 if training.precision == "bf16" else 8
     if not training.distributed_optimizer:
         return each * parameters.total
     expert_ranks = training.expert_parallel * training.expert_tensor_parallel * training.pipeline_parallel
     expert_data_parallel = training.num_ranks // expert_ranks
-    return each * parameters.dense // training.data_parallel + each * parameters.experts // expert_data_parallel
+    return each * parameters.dense // training.num_replicas + each * parameters.experts // expert_data_parallel
 
 
 def most_optimizer_bytes(shape: ModelShape, training: TrainingBlock) -> int:
@@ -172,18 +173,27 @@ def chunks_in_flight(training: TrainingBlock, stage: int, num_microbatches: int)
 
 
 def micro_batch_tokens(training: TrainingBlock, S: int) -> int:
-    """Positions of the largest micro-batch of sequences of at most S tokens: the budget, or micro_batch_size x S."""
+    """Positions of the largest micro-batch of sequences of at most S tokens: the budget, or micro_batch_size x S.
+
+    Those of all context-parallel ranks together.
+    """
     budget = training.max_tokens_per_micro_batch
     return S * training.micro_batch_size if budget is None else max(budget, S)
+
+
+def rank_tokens(training: TrainingBlock, S: int) -> int:
+    """Positions of the largest micro-batch that one context-parallel rank has: 1 / CP of them."""
+    return -(-micro_batch_tokens(training, S) // training.context_parallel)
 
 
 def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int, num_microbatches: int) -> int:
     """Bytes of activations of one rank at its peak: all chunks in flight, and one layer's recomputation.
 
     Each rank of a TP group holds 1 / TP of them: sequence parallelism splits tokens outside attention and MLP, and
-    heads and widths are split inside. ETP gathers the slots of all its ranks, so the slots' inputs count ETP times.
+    heads and widths are split inside. CP splits tokens everywhere. ETP gathers the slots of all its ranks, so the
+    slots' inputs count ETP times.
     """
-    tokens = micro_batch_tokens(training, S) / training.tensor_parallel
+    tokens = rank_tokens(training, S) / training.tensor_parallel
     b = ELEMENT_BYTES[training.precision]
     gathered = 2 * b * shape.experts_per_token * shape.hidden_size * (training.expert_tensor_parallel - 1)
     kept, working = 0, 0
@@ -196,17 +206,19 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
     return round(tokens * (kept * in_flight + working))
 
 
-def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int) -> int:
+def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int, S: int) -> int:
     """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
-    n are its response tokens (under a token budget, all of its tokens). Counted are: n hidden states of width D and
-    their gradients; logits of c = min(n, training.logit_chunk) tokens over W = V / TP, b bytes per element as the head
-    computes them and 4 in fp32, 8 with their exponentials in forward, and b as a gradient in backward; the head's own
-    gradient, W x D, in fp32 while it sums several chunks, in b bytes at the end. The peak is the largest moment of
+    n are its response tokens (under a token budget, all of its tokens), under CP at most its 1 / CP of S positions.
+    Counted are: n hidden states of width D and their gradients; logits of c = min(n, training.logit_chunk) tokens over
+    W = V / TP, b bytes per element as the head computes them and 4 in fp32, 8 with their exponentials in forward, and b
+    as a gradient in backward; the head's own gradient, W x D, in fp32 while it sums several chunks, in b bytes at the
+    end. The peak is the largest moment of
     `megatron_engine.scoring`.
     """
     b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
     n, W = micro_batch_tokens(training, T), -(-shape.vocab_size // training.tensor_parallel)
+    n = min(n, rank_tokens(training, S)) if training.context_parallel > 1 else n
     c, is_rounded = min(n, training.logit_chunk), b < 4
     forward = 8 * c * W
     making = (4 + b * is_rounded) * c * W  # logits in b bytes and fp32; later their gradient in both
@@ -221,7 +233,8 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of mu's K likeliest tokens of one micro-batch on a rank of the last stage, at the update's peak.
 
     Each has an id in int64, padded and packed (16 bytes), and eight numbers in fp32 (4 bytes each): log pi packed,
-    padded and in the objective, log pi_old and log mu twice each, and a gradient. Together 16 + 32 = 48 bytes.
+    padded and in the objective, log pi_old and log mu twice each, and a gradient. Together 16 + 32 = 48 bytes. Each
+    context-parallel rank has those of whole responses, for the objective.
     """
     algorithm = config.algorithm.build()
     tokens = micro_batch_tokens(config.training, algorithm.max_tokens)
@@ -229,9 +242,9 @@ def top_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int) -> int:
-    """Bytes of a micro-batch's replayed experts on a rank: tokens / TP x L x K in int64, as a gather asks for."""
+    """Bytes of a micro-batch's replayed experts on a rank: tokens / (CP TP) x L x K in int64, as a gather asks for."""
     layers = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
-    return 8 * micro_batch_tokens(training, S) // training.tensor_parallel * layers * shape.experts_per_token
+    return 8 * rank_tokens(training, S) // training.tensor_parallel * layers * shape.experts_per_token
 
 
 def num_microbatches(config: ScaledRun) -> int:
@@ -256,7 +269,7 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
         "activations": activation_bytes(shape, training, stage, S, num_microbatches(config)),
     }
     if stage == training.pipeline_parallel - 1:
-        parts["logits"] = logit_bytes(shape, training, algorithm.max_tokens)
+        parts["logits"] = logit_bytes(shape, training, algorithm.max_tokens, S)
         if algorithm.objective.num_top > 0:
             parts["mu's likeliest tokens of a micro-batch"] = top_bytes(config, shape)
     if algorithm.objective.kl_coefficient > 0:

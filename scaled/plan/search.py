@@ -48,8 +48,8 @@ class FittingLayout:
         training, rollout = self.config.training, self.config.rollout
         fields: dict[str, Any] = {
             f"training.{name}": getattr(training, name)
-            for name in ("num_ranks", "tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel",
-                         "expert_tensor_parallel", "recompute")
+            for name in ("num_ranks", "tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline",
+                         "expert_parallel", "expert_tensor_parallel", "recompute")
         }  # fmt: skip
         fields["training.offload"] = "null" if training.offload is None else f"'[{', '.join(training.offload)}]'"
         for name in ("num_engines", "tensor_parallel", "max_num_seqs", "gpu_memory_utilization"):
@@ -113,7 +113,10 @@ def search(
                 continue
             training = one.training
             # Training takes as long with any EP, and with or without offloading.
-            key = (training.num_ranks, training.tensor_parallel, training.pipeline_parallel, training.recompute)
+            key = (
+                training.num_ranks, training.tensor_parallel, training.context_parallel, training.pipeline_parallel,
+                training.recompute,
+            )  # fmt: skip
             if key not in seconds:
                 made = passes.passes(one, shape, *lengths)
                 total = made.score_flops + made.update_flops
@@ -138,14 +141,17 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
     raw = config.model_dump()
     raw["cluster"]["placement"] = placement
     sizes = [size for size in POWERS if size <= ranks]
-    for tp, pp, ep, recompute, offload in product(
-        [s for s in sizes if s <= config.cluster.gpus_per_node], sizes, sizes, ("none", "selective", "full"), offloads
+    for tp, cp, pp, ep, recompute, offload in product(
+        sizes, sizes, sizes, sizes, ("none", "selective", "full"), offloads
     ):
+        if tp * cp > config.cluster.gpus_per_node:
+            continue
         if offload is not None and config.training.precision != "bf16":
             continue
         raw["training"] |= {
-            "num_ranks": ranks, "tensor_parallel": tp, "pipeline_parallel": pp, "virtual_pipeline": 1,
-            "expert_parallel": ep, "expert_tensor_parallel": 1, "recompute": recompute, "offload": offload,
+            "num_ranks": ranks, "tensor_parallel": tp, "context_parallel": cp, "pipeline_parallel": pp,
+            "virtual_pipeline": 1, "expert_parallel": ep, "expert_tensor_parallel": 1, "recompute": recompute,
+            "offload": offload,
         }  # fmt: skip
         try:
             yield ScaledRun.model_validate(raw)
@@ -216,7 +222,9 @@ def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: flo
 
 def _order(found: FittingLayout) -> tuple[float, ...]:
     training = found.config.training
-    parallel = (training.tensor_parallel, training.pipeline_parallel, training.expert_parallel)
+    parallel = (
+        training.tensor_parallel, training.context_parallel, training.pipeline_parallel, training.expert_parallel
+    )  # fmt: skip
     is_offloaded = float(training.offload is not None)
     # Rounded, so that equal times are ties.
     return (round(found.step_s, 3), *map(float, parallel), is_offloaded, found.update_gib)
@@ -249,5 +257,8 @@ def shown(config: ScaledRun) -> str:
     """A layout of ranks in a few words."""
     t = config.training
     offload = "" if t.offload is None else f", {' and '.join(t.offload)} offloaded"
-    sizes = f"TP {t.tensor_parallel}, PP {t.pipeline_parallel}, EP {t.expert_parallel}, recompute {t.recompute}"
+    sizes = (
+        f"TP {t.tensor_parallel}, CP {t.context_parallel}, PP {t.pipeline_parallel}, EP {t.expert_parallel}, "
+        f"recompute {t.recompute}"
+    )
     return f"{t.num_ranks} ranks {config.cluster.placement}, {sizes}{offload}"

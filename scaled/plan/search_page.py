@@ -25,7 +25,16 @@ def search_table(config: ScaledRun, made: Search) -> Table:
     if len(made.found) > SHOWN:
         title += f"; the {SHOWN} quickest"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("ranks", "TP PP EP", "recompute", "engines", "seqs", "GiB: update kept engine", "step s", "GPU h"):
+    for column in (
+        "ranks",
+        "TP CP PP EP",
+        "recompute",
+        "engines",
+        "seqs",
+        "GiB: update kept engine",
+        "step s",
+        "GPU h",
+    ):
         table.add_column(column, justify="left" if column == "ranks" else "right")
     for found in made.found[:SHOWN]:
         table.add_row(*_row(found, gpus))
@@ -39,7 +48,8 @@ def _row(found: FittingLayout, gpus: int) -> list[str]:
     share = f" at {rollout.gpu_memory_utilization:g}" if found.config.cluster.placement == "colocated" else ""
     return [
         f"{training.num_ranks} {found.config.cluster.placement}{offload}",
-        f"{training.tensor_parallel} {training.pipeline_parallel} {training.expert_parallel}",
+        f"{training.tensor_parallel} {training.context_parallel} {training.pipeline_parallel} "
+        f"{training.expert_parallel}",
         training.recompute,
         f"{rollout.num_engines} x {rollout.tensor_parallel}{share}",
         str(rollout.max_num_seqs),

@@ -42,7 +42,8 @@ def _layout(plan: Plan) -> Table:
         f"{feasibility.gpus_needed(config)} of {have} used",
     )  # fmt: skip
     table.add_row(
-        "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, PP {training.pipeline_parallel} x "
+        "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, CP {training.context_parallel}, "
+        f"PP {training.pipeline_parallel} x "
         f"{training.virtual_pipeline}, EP {training.expert_parallel}, ETP {training.expert_tensor_parallel}, "
         f"DP {training.data_parallel}",
     )  # fmt: skip

@@ -131,7 +131,7 @@ def planned(shape: ModelShape, fields: dict[str, Any]) -> tuple[int, int]:
     parameters = memory.rank_parameters(shape, layout)
     added = (
         memory.activation_bytes(shape, layout, 0, S, RESPONSES // layout.micro_batch_size),
-        memory.logit_bytes(shape, layout, SAMPLED),
+        memory.logit_bytes(shape, layout, SAMPLED, S),
         memory.replay_bytes(shape, layout, 0, S),
     )
     return 6 * parameters.total + memory.optimizer_bytes(parameters, layout), sum(added)

@@ -43,6 +43,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2+ETP2": {"tensor_parallel": 2, "expert_tensor_parallel": 2},
     "TP2+EP2": {"tensor_parallel": 2, "expert_parallel": 2},
     "TP2+EP2 allgather": {"tensor_parallel": 2, "expert_parallel": 2, "token_dispatcher": "allgather"},
+    "CP2": {"context_parallel": 2},
+    "CP2+EP2": {"context_parallel": 2, "expert_parallel": 2},
     "PP2": {"pipeline_parallel": 2},
     "PP2+VPP2": {"pipeline_parallel": 2, "virtual_pipeline": 2},
 }

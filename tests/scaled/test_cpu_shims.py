@@ -33,6 +33,7 @@ TOGETHER = {
     "tied_head": "CUDA",
     "synchronize": "CUDA",
     "split_sizes": "all_to_all_single(): incompatible function arguments",
+    "rotary_positions": "no pinned memory allocator",
 }
 FASTER = ("bf16_products",)
 """Megatron runs without these, slowly."""
@@ -153,6 +154,7 @@ def run_together(rank: int, ports: list[int]) -> Any:
     plain, tied = parse_shape(tiny_config()), parse_shape(tiny_config(tie_word_embeddings=True))
     stages = TrainingBlock(num_ranks=2, precision="fp32", pipeline_parallel=2, timeout_s=60)
     experts = TrainingBlock(num_ranks=2, precision="fp32", expert_parallel=2, timeout_s=60)
+    halves = TrainingBlock(num_ranks=2, precision="fp32", context_parallel=2, timeout_s=60)
     left = iter(ports)
 
     def inside(training: TrainingBlock, action: Callable[..., Any], shape: ModelShape) -> Callable[[], Any]:
@@ -167,6 +169,7 @@ def run_together(rank: int, ports: list[int]) -> Any:
             ("tied_head", inside(stages, _build, tied)),
             ("synchronize", inside(stages, _run_forward, plain)),
             ("split_sizes", inside(experts, _run_forward, plain)),
+            ("rotary_positions", inside(halves, _run_forward, plain)),
         ]
     )
 
@@ -189,7 +192,7 @@ def alone() -> Any:
 
 @pytest.fixture(scope="module")
 def together() -> list[dict[str, tuple[str, str]]]:
-    return spawn(2, run_together, free_ports(6))
+    return spawn(2, run_together, free_ports(8))
 
 
 @pytest.mark.parametrize("name", ALONE)

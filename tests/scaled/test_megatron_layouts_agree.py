@@ -1,4 +1,4 @@
-"""Laws of layouts: two ranks, however they split the model, do what the sandbox's engine does on one process, in fp32.
+"""Laws of layouts: two or four ranks, however they split the model, do what the sandbox's engine does alone, in fp32.
 
 Sums run in other orders in every layout. Measured over all: 3e-6 nats in log-probabilities, 8e-6 in router
 logits of size 20, 1.2e-6 in weights after two updates, 2e-6 in a gradient norm of 5; tolerances are four times that.
@@ -40,14 +40,24 @@ CASES: dict[str, dict[str, Any]] = {
     "DP2 one response a micro-batch": {"micro_batch_size": 1},
     "TP2+EP2 full recompute": {**LAYOUTS["TP2+EP2"], "recompute": "full"},
     "PP2 full recompute": {**LAYOUTS["PP2"], "recompute": "full", "micro_batch_size": 1},
+    "CP2+EP2 full recompute": {**LAYOUTS["CP2+EP2"], "recompute": "full"},
+    "CP2 by tokens": {**LAYOUTS["CP2"], "max_tokens_per_micro_batch": 20},
     "EP2 allgather by tokens": {**LAYOUTS["EP2 allgather"], "max_tokens_per_micro_batch": 20},
     "PP2 by tokens": {**LAYOUTS["PP2"], "max_tokens_per_micro_batch": 20, "recompute": "full"},
     "PP2+VPP2 selective recompute": {**LAYOUTS["PP2+VPP2"], "recompute": "selective", "micro_batch_size": 1},
 }
+# Four ranks: groups of context parallelism beside those of the other kinds.
+FOUR: dict[str, dict[str, Any]] = {
+    "TP2+CP2+EP4": {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 4},
+    "DP2+CP2 sharded optimizer": {"context_parallel": 2, "distributed_optimizer": True},
+    "PP2+VPP2+CP2": {**LAYOUTS["PP2+VPP2"], "context_parallel": 2},
+    "PP2+CP2 by tokens": {**LAYOUTS["PP2"], "context_parallel": 2, "max_tokens_per_micro_batch": 20},
+}
+NUM_RANKS = dict.fromkeys(CASES, 2) | dict.fromkeys(FOUR, 4)
 NUM = 7  # no multiple of two ranks of two responses: some micro-batches are filled up
 
 
-def run_cases(rank: int, folder: Path, old: TokenScores, ports: list[int]) -> dict[str, Any]:
+def run_cases(rank: int, folder: Path, old: TokenScores, num_ranks: int, ports: list[int]) -> dict[str, Any]:
     """On one rank, for each case: the parts of every pass, of two updates, and what it holds afterwards."""
     from scaled.megatron_engine.rank import MegatronRank
 
@@ -66,7 +76,8 @@ def run_cases(rank: int, folder: Path, old: TokenScores, ports: list[int]) -> di
         result["gradients"] = {} if layout.distributed_optimizer else on_host(engine.gradients())
         return result
 
-    return in_turn(rank, {name: training(2, **fields) for name, fields in CASES.items()}, ports, act)
+    cases = {name: fields for name, fields in (CASES | FOUR).items() if NUM_RANKS[name] == num_ranks}
+    return in_turn(rank, {name: training(num_ranks, **fields) for name, fields in cases.items()}, ports, act)
 
 
 @pytest.fixture(scope="module")
@@ -88,18 +99,23 @@ def expected(tmp_path_factory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(expected) -> list[dict[str, Any]]:
-    ports = free_ports(len(CASES))
-    return spawn(2, run_cases, expected["folder"], expected["replay"], ports, limit_s=400)
+def ranks(expected) -> dict[str, list[dict[str, Any]]]:
+    """The results of each case, by rank."""
+    found = {}
+    for num_ranks, cases in ((2, CASES), (4, FOUR)):
+        ports = free_ports(len(cases))
+        ran = spawn(num_ranks, run_cases, expected["folder"], expected["replay"], num_ranks, ports, limit_s=400)
+        found |= {name: [rank[name] for rank in ran] for name in cases}
+    return found
 
 
 @pytest.mark.parametrize("source", ["natural", "replay", "predicted", "predicted, live gates"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NUM_RANKS)
 def test_old_passes(case, source, ranks, expected):
-    """Both ranks' parts make the sandbox's scores: log-probs to rounding, experts and feature rows exactly."""
+    """All ranks' parts make the sandbox's scores: log-probs to rounding, experts and feature rows exactly."""
     from scaled.megatron_engine.parts import assemble_scores
 
-    ours, theirs = assemble_scores([rank[case][source] for rank in ranks]), expected[source]
+    ours, theirs = assemble_scores([rank[source] for rank in ranks[case]]), expected[source]
     assert ours.experts is not None and ours.natural is not None and ours.features is not None
     assert torch.equal(ours.experts.experts, theirs.experts.experts)
     assert torch.equal(ours.natural.experts, theirs.natural.experts)
@@ -115,22 +131,22 @@ def test_old_passes(case, source, ranks, expected):
     assert (ours.router_logp - theirs.router_logp).abs().max() < LOGITS
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NUM_RANKS)
 def test_reference_passes(case, ranks, expected):
-    """Both ranks' parts make the sandbox's log pi_ref."""
+    """All ranks' parts make the sandbox's log pi_ref."""
     from scaled.megatron_engine.parts import assemble_logp
 
-    ours = assemble_logp([rank[case]["reference"] for rank in ranks])
+    ours = assemble_logp([rank["reference"] for rank in ranks[case]])
     assert (ours - expected["reference"]).abs().max() < LOGP
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NUM_RANKS)
 def test_updates(case, ranks, expected):
     """Two updates give the sandbox's metrics, pi, natural routes and router logits."""
     from scaled.megatron_engine.parts import assemble_stats
 
     for index, theirs in enumerate(expected["updates"]):
-        ours = assemble_stats([rank[case]["updates"][index] for rank in ranks])
+        ours = assemble_stats([rank["updates"][index] for rank in ranks[case]])
         assert ours.metrics.keys() == theirs.metrics.keys()
         for name, value in theirs.metrics.items():
             assert ours.metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
@@ -140,32 +156,32 @@ def test_updates(case, ranks, expected):
         assert (ours.features.logits - theirs.features.logits).abs().max() < LOGITS
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NUM_RANKS)
 def test_weights_and_predictor_after_updates(case, ranks, expected):
-    """Both ranks together hold the sandbox's weights, each tensor once, and its predictor, replicas to the bit."""
-    exported = [rank[case]["weights"] for rank in ranks]
-    assert not exported[0].keys() & exported[1].keys()
+    """All ranks together hold the sandbox's weights, each tensor once, and its predictor, replicas to the bit."""
+    exported = [rank["weights"] for rank in ranks[case]]
+    assert len(merged(exported)) == sum(map(len, exported))
     assert farthest(merged(exported), expected["weights"]) < WEIGHTS
-    predictor = merged([rank[case]["predictor"] for rank in ranks])
+    predictor = merged([rank["predictor"] for rank in ranks[case]])
     assert farthest(predictor, expected["predictor"]) < 1e-6
     assert max(W_p.abs().max() for W_p in predictor.values()) > 1e-3
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NUM_RANKS)
 def test_the_predictor_is_folded_where_its_gate_is(case, ranks):
-    """The folded export is to the bit `fold` of both ranks' weights and predictor, each tensor from the same rank."""
-    plain, folded = ([rank[case][key] for rank in ranks] for key in ("weights", "folded"))
+    """The folded export is to the bit `fold` of all ranks' weights and predictor, each tensor from the same rank."""
+    plain, folded = ([rank[key] for rank in ranks[case]] for key in ("weights", "folded"))
     assert [part.keys() for part in folded] == [part.keys() for part in plain]
     weights, ours = merged(plain), merged(folded)
-    theirs = dict(fold(weights.items(), merged([rank[case]["predictor"] for rank in ranks])))
+    theirs = dict(fold(weights.items(), merged([rank["predictor"] for rank in ranks[case]])))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert sum(not torch.equal(ours[name], weights[name]) for name in weights) == len(layers(DENSE))
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name not in ("DP2", "DP2 sharded optimizer")])
+@pytest.mark.parametrize("case", [name for name in NUM_RANKS if name != "DP2" and "sharded" not in name])
 def test_gradients(case, ranks):
     """The gradient that `gradients` gives is the same in every layout, tensor by tensor."""
-    ours, plain = (merged([rank[name]["gradients"] for rank in ranks]) for name in (case, "DP2"))
+    ours, plain = (merged([rank["gradients"] for rank in ranks[name]]) for name in (case, "DP2"))
     assert farthest(ours, plain) < 1e-5
     assert max(gradient.abs().max() for gradient in plain.values()) > 0.1
 
@@ -173,8 +189,8 @@ def test_gradients(case, ranks):
 def test_nothing_is_sent_twice(ranks):
     """Ranks report each row of each layer once, and each response's log-probs once."""
     rows = [response.num_tokens - 1 for response in batch(NUM).responses]
-    for name in CASES:
-        parts = [rank[name]["replay"] for rank in ranks]
+    for name in NUM_RANKS:
+        parts = [rank["replay"] for rank in ranks[name]]
         reported = sum(route.used.experts[..., 0].numel() for part in parts for route in part.routes)
         assert reported == sum(rows) * len(layers(DENSE)), name
         assert sorted(i for part in parts for token in part.tokens for i in token.indices) == list(range(NUM)), name

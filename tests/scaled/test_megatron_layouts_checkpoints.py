@@ -45,13 +45,14 @@ SAVED = {
         (name, kind): {**LAYOUTS[name], **ROUNDED[kind]}
         for name, kind in (("DP2", "bf16"), ("TP2+EP2", "bf16 sharded"))
     },
+    ("CP2+EP2", "fp32 sharded"): {**LAYOUTS["CP2+EP2"], **PRECISE["fp32 sharded"]},
 }
 DENSE = (0, 1)  # the first of two pipeline stages has no router
 # A sharded optimizer has more to lose: it meets every pair of layouts, a whole one two of them.
 RESHARDED = [
     ("DP2", "TP2", "fp32 sharded"), ("TP2+EP2", "DP2", "fp32 sharded"), ("TP2+EP2", "PP2", "fp32 sharded"),
     ("PP2+VPP2", "EP2", "fp32 sharded"), ("DP2", "PP2+VPP2", "fp32 sharded"),
-    ("TP2+EP2", "PP2", "fp32"), ("PP2+VPP2", "EP2", "fp32"),
+    ("CP2+EP2", "TP2", "fp32 sharded"), ("TP2+EP2", "PP2", "fp32"), ("PP2+VPP2", "EP2", "fp32"),
 ]  # fmt: skip
 
 

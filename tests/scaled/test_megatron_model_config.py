@@ -57,7 +57,6 @@ UNDOES: dict[str, Any] = {
     "moe_pad_expert_input_to_capacity": True,
     "moe_router_bias_update_rate": 1e-3,
     "cuda_graph_impl": "local",
-    "context_parallel_size": 2,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
     "mtp_num_layers": 1,

@@ -26,11 +26,13 @@ TWO: dict[str, dict[str, Any]] = {
     "TP2+EP2": {"tensor_parallel": 2, "expert_parallel": 2},
     "TP2+EP2 allgather": {"tensor_parallel": 2, "expert_parallel": 2, "token_dispatcher": "allgather"},
     "TP2+ETP2": {"tensor_parallel": 2, "expert_tensor_parallel": 2},
+    "CP2": {"context_parallel": 2},
     "PP2": {"pipeline_parallel": 2},
     "PP2+VPP2": {"pipeline_parallel": 2, "virtual_pipeline": 2},
 }
 FOUR: dict[str, dict[str, Any]] = {
     "TP2+PP2+EP2": {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2},
+    "TP2+CP2+EP4": {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 4},
 }
 WORLDS = ((1, ONE), (2, TWO), (4, FOUR))
 # A vocabulary of 97 needs one padding row under TP2.
@@ -42,7 +44,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # Every layout for one family; for the others the layouts where their own modules are split.
 CASES = [("qwen3", name) for name in (*ONE, *TWO, *FOUR)]
 CASES += [(family, name) for family in ("olmoe", "moonlight", "tied", "lite") for name in ("1", "TP2")]
-CASES += [("moonlight", "TP2+EP2"), ("moonlight", "PP2"), ("tied", "PP2"), ("tied", "PP2+VPP2"), ("grouped", "1")]
+CASES += [
+    ("moonlight", "TP2+EP2"),
+    ("moonlight", "PP2"),
+    ("moonlight", "CP2"),
+    ("tied", "PP2"),
+    ("tied", "PP2+VPP2"),
+    ("grouped", "1"),
+]
 FAMILIES |= {
     "tied": ("qwen3_moe", {"tie_word_embeddings": True}),
     "lite": ("deepseek_v2", {}),
@@ -99,13 +108,15 @@ def _run_one(folder: Path, training: TrainingBlock) -> dict[str, Any]:
     rows = -(-shape.vocab_size // layout.tp_size)
     cotangent_BSV = torch.nn.functional.pad(cotangent_BSV, (0, rows * layout.tp_size - shape.vocab_size))
     cotangent_BSV = cotangent_BSV[..., layout.tp_rank * rows :][..., :rows]
+    here = torch.cat([torch.arange(run.start, run.stop) for run in layout.context_runs(S)])
+    tokens_BS, cotangent_BSV = tokens_BS[:, here], cotangent_BSV[:, here]
     size = num_own // NUM_MICRO
 
     def forward_step(numbers: Any, chunk: Any) -> Any:
         part = slice(next(numbers) * size, None)
         ids_BS, weight_BSV = tokens_BS[part][:size], cotangent_BSV[part][:size]
-        logits_BSV = chunk(ids_BS, torch.arange(S).expand(size, S), None)
-        # Megatron divides by micro-batches, its data-parallel wrapper by ranks.
+        logits_BSV = chunk(ids_BS, here.expand(size, len(here)), None)
+        # Megatron divides by micro-batches and multiplies by CP; its data-parallel wrapper divides by CP x DP.
         scale = NUM_MICRO * layout.dp_size
 
         def loss(output: Tensor) -> Any:
@@ -129,7 +140,8 @@ def _run_one(folder: Path, training: TrainingBlock) -> dict[str, Any]:
     gradients = dict(export_hf(model, shape, layout, tensors=attrgetter("main_grad")))
     return {
         "logits": torch.cat([one["logits"] for one in outputs]) if outputs else None,
-        "place": (layout.dp_rank, layout.tp_rank),
+        "place": (layout.dp_rank, layout.cp_rank, layout.tp_rank),
+        "positions": here,
         "exported": [name for name, _ in exported],
         "weights": dict(exported),
         "gradients": gradients,
@@ -184,11 +196,15 @@ def references(folders: dict[str, Path]) -> dict[str, tuple[Tensor, dict[str, Te
 
 
 def _logits(ranks: list[Any], vocab_size: int) -> Tensor:
-    """The ranks' logits put together: tensor-parallel ranks by vocabulary, data-parallel ranks by responses."""
+    """The ranks' logits put together: tensor-parallel ranks by vocabulary, context-parallel ranks by positions,
+    data-parallel ranks by responses.
+    """
     placed = {rank["place"]: rank["logits"] for rank in ranks if rank["logits"] is not None}
-    replicas = sorted({dp for dp, _ in placed})
-    shards = sorted({tp for _, tp in placed})
-    return torch.cat([torch.cat([placed[dp, tp] for tp in shards], -1) for dp in replicas])[..., :vocab_size]
+    dps, cps, tps = (sorted(set(numbers)) for numbers in zip(*placed, strict=True))
+    positions = {rank["place"][1]: rank["positions"] for rank in ranks}
+    order_S = torch.cat([positions[cp] for cp in cps]).argsort()
+    whole = [torch.cat([torch.cat([placed[dp, cp, tp] for tp in tps], -1) for cp in cps], 1)[:, order_S] for dp in dps]
+    return torch.cat(whole)[..., :vocab_size]
 
 
 @pytest.mark.parametrize(("family", "layout"), CASES)

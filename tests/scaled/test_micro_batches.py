@@ -109,9 +109,8 @@ def test_a_budget_bounds_what_is_scored_too(budget, widths):
         Response(Prompt("p", (1,), ""), torch.ones(n, dtype=torch.int64), torch.zeros(n), torch.ones(n) > 0, "stop", 0)
         for n in [20] * 7 + [200]
     ]
-    layout = Layout(0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, ((0,),))
     block = _block(1, budget=budget, micro_batch_size=4)
-    found = split(Rollouts(tuple(responses)).padded(), layout, block, torch.device("cpu"))
+    found = split(Rollouts(tuple(responses)).padded(), Layout(), block, torch.device("cpu"))
     assert sorted(micro.num_positions for micro in found) == sorted(widths)
     assert [len(micro.rows_n) for micro in found] == [sum(len(responses[b].tokens) for b in m.indices) for m in found]
 

@@ -168,7 +168,7 @@ def positions_computed(config: ScaledRun, lengths: list[int]) -> int:
         responses.append(Response(Prompt("p", (1,), ""), tokens, torch.zeros(length), sampled, "stop", 0))
     batch, total = Rollouts(tuple(responses)).padded(), 0
     for rank in range(training.data_parallel):
-        layout = Layout(rank, training.data_parallel, 0, training.tensor_parallel, 0, 1, 0, 1, 0, 1, 0, 1, ((0,),))
+        layout = Layout(dp_rank=rank, dp_size=training.data_parallel, tp_size=training.tensor_parallel)
         total += sum(micro.tokens_bS.numel() for micro in split(batch, layout, training, torch.device("cpu")))
     return total
 

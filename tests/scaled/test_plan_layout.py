@@ -176,21 +176,34 @@ def test_layers_are_dealt_once_each(pp: int, vpp: int, size: int) -> None:
     assert order == list(range(pp * training.virtual_pipeline * size))
 
 
-def _place(tp_rank: int, tp_size: int) -> Layout:
-    return Layout(0, 1, tp_rank, tp_size, 0, 1, 0, 1, 0, 1, 0, 1, layers=((0,),))
+def _places(tp: int, cp: int) -> list[Layout]:
+    return [Layout(tp_rank=t, tp_size=tp, cp_rank=c, cp_size=cp) for c in range(cp) for t in range(tp)]
 
 
-@given(tp=st.integers(1, 5), size=st.integers(1, 6))
-def test_chunks_cover_the_positions_once(tp: int, size: int) -> None:
-    """Sequence-parallel chunks partition the positions in order."""
-    chunks = [n for rank in range(tp) for n in range(*_place(rank, tp).chunk(tp * size))]
-    assert chunks == list(range(tp * size))
+@given(tp=st.integers(1, 5), cp=st.integers(1, 4), size=st.integers(1, 3))
+def test_routers_see_each_position_once(tp: int, cp: int, size: int) -> None:
+    """Router runs of all TP and CP ranks partition the positions; a rank's runs ascend, equally long in all for all."""
+    training = TrainingBlock(num_ranks=tp * cp, tensor_parallel=tp, context_parallel=cp)
+    width = size * training.width_multiple
+    seen = [[n for run in place.router_runs(width) for n in run] for place in _places(tp, cp)]
+    assert sorted(n for rank in seen for n in rank) == list(range(width))
+    assert all(rank == sorted(rank) and len(rank) == width // (tp * cp) for rank in seen)
+
+
+@given(cp=st.integers(1, 6), size=st.integers(1, 4))
+def test_context_ranks_share_the_causal_mask_equally(cp: int, size: int) -> None:
+    """Each context-parallel rank has as many pairs of a query and a key before it as every other."""
+    width = 2 * cp * size
+    pairs = [sum(n + 1 for run in place.context_runs(width) for n in run) for place in _places(1, cp)]
+    assert len(set(pairs)) == 1 and sum(pairs) == width * (width + 1) // 2
 
 
 def test_uneven_chunks_are_refused() -> None:
     """A width that does not divide over the ranks is an error with both numbers, never a shorter chunk."""
-    with pytest.raises(ValueError, match="expected a multiple of 4 sequence-parallel chunks, got a width of 6"):
-        _place(1, 4).chunk(6)
+    with pytest.raises(ValueError, match="expected a multiple of 4 sequence-parallel chunks, got 6 positions"):
+        Layout(tp_rank=1, tp_size=4).router_runs(6)
+    with pytest.raises(ValueError, match="expected a multiple of 4 context-parallel runs, got a width of 6"):
+        Layout(cp_rank=1, cp_size=2).router_runs(6)
 
 
 def test_published_models_divide() -> None:

@@ -36,7 +36,9 @@ def eight() -> Search:
 
 def test_what_is_listed_fits_by_the_plan(eight):
     """Each layout's options make a config whose plan has no misfit but the rollout's time, and the listed seconds."""
-    assert len(eight.found) == 4
+    assert len(eight.found) == 11
+    # Without context parallelism four fit.
+    assert sum(found.config.training.context_parallel == 1 for found in eight.found) == 4
     for found in eight.found:
         words = shlex.split(" ".join(found.options))
         plan = make_plan(config(*ONE_MACHINE, *words, "--rollout.timeout_s", "100000"))
@@ -52,24 +54,28 @@ def test_the_quickest_come_first(eight):
 
 
 def test_every_layout_is_found_or_has_a_reason(eight):
-    """Placements x TP x PP x EP x recompute x offload: each is tried once; the closest misfit is one by its plan."""
-    # TP, PP and EP of 1 to the ranks: 8 colocated (with and without offload) and 2, 4 and 6 separate ones.
-    assert eight.num_tried == 3 * (2 * 4**3 + 2**3 + 3**3 + 3**3)
+    """Placements x (TP, CP) x PP x EP x recompute x offload: each is tried once; the closest misfit is one by its
+    plan.
+    """
+    # PP and EP of 1 to the ranks, TP x CP up to a machine: 8 colocated (with and without offload) and 2, 4 and 6
+    # separate ones.
+    assert eight.num_tried == 3 * (2 * 10 * 4**2 + 4 * 2**2 + 8 * 3**2 + 8 * 3**2)
     nearest = {reason.what: reason.least for reason in eight.reasons}
-    assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.6 GiB: 8 ranks colocated, TP 2,")
-    near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "2",
+    assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.5 GiB: 8 ranks colocated, TP 4,")
+    near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "4",
+            "--training.context_parallel", "2", "--training.recompute", "selective",
             "--rollout.num_engines", "4", "--rollout.gpu_memory_utilization", "0.8", "--rollout.timeout_s", "100000",
             "--training.offload", "[gradients, optimizer]")  # fmt: skip
     (line,) = feasibility.misfits(config(*ONE_MACHINE, *near), QWEN, H100)
-    assert line.startswith("training: expected at most 76.6 GiB of H100-80GB's 79.6, got 77.2")
+    assert line.startswith("training: expected at most 76.6 GiB of H100-80GB's 79.6, got 77.1")
 
 
 def test_the_command(capsys):
     """--search prints the layouts with the options of the first and all reasons; where none fits, exit code 2."""
     assert main(["plan", CONFIG, "--search", *ONE_MACHINE]) == 0
     out = capsys.readouterr().out
-    assert "4 of 570 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
-    assert "an update does not fit a GPU; the closest misses by 0.6 GiB" in out.replace("\n", " ")
+    assert "11 of 1440 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
+    assert "an update does not fit a GPU; the closest misses by 0.5 GiB" in out.replace("\n", " ")
     assert main(["plan", CONFIG, "--search", "--json", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
     printed, err = capsys.readouterr()
     assert json.loads(printed)["found"] == []

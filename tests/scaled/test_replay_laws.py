@@ -203,7 +203,8 @@ def a_forward_needs_a_pass_and_a_backward(folder: Path) -> None:
     tokens, positions = torch.zeros(1, 3, dtype=torch.int64, device=device), torch.arange(3, device=device)[None]
 
     def forward() -> Tensor:
-        head.expect(torch.arange(3, device=device), tokens.T, 1.0)  # type: ignore[union-attr]
+        rows = torch.arange(3, device=device)
+        head.expect(torch.zeros_like(rows), rows, tokens.T, 1.0)  # type: ignore[union-attr]
         return chunk(tokens, positions, None)
 
     def routing() -> ReplayContext:

@@ -211,7 +211,7 @@ def measure(rank: int, port: int) -> list[tuple[int, int, int]]:
                 shape = load_shape("-", "qwen3-30b-a3b")
                 sized = type(shape)(**{**vars(shape), "vocab_size": vocabulary, "hidden_size": width})
                 block = TrainingBlock(precision=precision, micro_batch_size=1, logit_chunk=chunk)
-                found.append((peak_bytes(call), logit_bytes(sized, block, num), largest_allocation(call)))
+                found.append((peak_bytes(call), logit_bytes(sized, block, num, num), largest_allocation(call)))
     return found
 
 
