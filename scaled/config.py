@@ -33,7 +33,10 @@ class TrainingBlock(Strict):
 
     num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one per GPU")
     tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
-    context_parallel: int = Field(default=1, ge=1, description="CP, ranks that share the positions of each response")
+    # Left out of dumps at 1, so that configs from before it keep their hashes.
+    context_parallel: int = Field(
+        default=1, ge=1, exclude_if=lambda size: size == 1, description="CP, ranks that share each response's positions"
+    )
     pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
     virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks per stage (interleaved 1F1B)")
     expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")

@@ -51,7 +51,7 @@ class GatheredAttention(DotProductAttention):
         if self.cp_size == 1:
             return super().forward(query, key, value, attention_mask, *args, **kwargs)
         assert attention_mask is None, "a mask of the caller's would be of this rank's keys alone"
-        group = parallel_state.get_context_parallel_group()
+        group: Any = parallel_state.get_context_parallel_group()
         positions_CQ = context_positions(len(query) * self.cp_size, self.cp_size).to(query.device)
         # In the order of positions, so that each softmax sums in the same order as on one rank.
         order_S = positions_CQ.flatten().argsort()

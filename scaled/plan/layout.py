@@ -45,7 +45,7 @@ class RankPlan:
     dense_parameters: int
     expert_parameters: int
     replicated_parameters: int
-    data_parallel: int
+    num_replicas: int
     expert_data_parallel: int
     weight_bytes: int
     gradient_bytes: int
@@ -131,7 +131,7 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
         dense_parameters=dense,
         expert_parameters=experts,
         replicated_parameters=replicated,
-        data_parallel=layout.dp_size,
+        num_replicas=layout.num_replicas,
         expert_data_parallel=layout.edp_size,
         weight_bytes=weight * (dense + experts),
         gradient_bytes=gradient * (dense + experts),

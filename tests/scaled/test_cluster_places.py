@@ -60,6 +60,18 @@ def test_what_a_machine_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
+def test_context_groups_share_a_machine_where_they_fit(caplog: pytest.LogCaptureFixture) -> None:
+    """TP x CP groups are whole within a bundle beside EP groups; larger ones than a machine are said in a line."""
+    words = ("--training.tensor_parallel", "2", "--training.expert_parallel", "2", "--training.context_parallel")
+    with caplog.at_level(logging.WARNING):
+        assert unit(recipe(*words, "4"), 8) == 8 and unit(recipe(*words, "2"), 8) == 4 and caplog.messages == []
+        assert unit(recipe(*words, "8"), 8) == 2
+    assert caplog.messages == [
+        "training.context_parallel: groups of 16 ranks span machines of 8 GPUs, and so does their exchange of keys and "
+        "values"
+    ]
+
+
 def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
     """Engine i of width 2 shares the GPUs of ranks 2i and 2i + 1; more engines than that are refused."""
     _, places = places_of(recipe(*COLOCATED), node_gpus=8)

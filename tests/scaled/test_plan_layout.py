@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 # Model and layout; of 32 ranks unless it says otherwise.
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 TP4 EP8": ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": 8}),
+    "qwen3 TP2 CP4 EP8": ("qwen3-30b-a3b", {"tensor_parallel": 2, "context_parallel": 4, "expert_parallel": 8}),
     "qwen3 TP4 PP4 VPP3 EP2 ETP2": (
         "qwen3-30b-a3b",
         {"tensor_parallel": 4, "pipeline_parallel": 4, "virtual_pipeline": 3, "expert_parallel": 2,
@@ -107,7 +108,7 @@ def test_bytes_are_the_counts_times_their_widths(case: str, plans: Any) -> None:
         assert rank.weight_bytes == 2 * rank.num_parameters
         assert rank.gradient_bytes == 4 * rank.num_parameters
         states = (
-            12 * rank.dense_parameters / rank.data_parallel + 12 * rank.expert_parameters / rank.expert_data_parallel
+            12 * rank.dense_parameters / rank.num_replicas + 12 * rank.expert_parameters / rank.expert_data_parallel
         )
         assert states <= rank.optimizer_bytes < states + 2
 
@@ -165,6 +166,14 @@ def test_a_rank_outside_the_world_is_refused() -> None:
     """A rank that the layout has not is an error with both numbers."""
     with pytest.raises(ValueError, match="expected ranks from 0 to 31, got 32"):
         dry_run(_shape("olmoe-1b-7b"), TrainingBlock(num_ranks=32), ranks=[0, 32])
+
+
+def test_a_config_without_context_parallelism_keeps_its_dump() -> None:
+    """1, the default, is left out of the dump that is hashed, so configs from before the field keep their hashes."""
+    assert "context_parallel" not in TrainingBlock(context_parallel=1).model_dump()
+    assert TrainingBlock(num_ranks=2, context_parallel=2).model_dump()["context_parallel"] == 2
+    with pytest.raises(ValueError, match="tensor_parallel x context_parallel x pipeline_parallel = 4, got 6"):
+        TrainingBlock(num_ranks=6, tensor_parallel=2, context_parallel=2)
 
 
 @given(pp=st.integers(1, 4), vpp=st.integers(1, 3), size=st.integers(1, 3))

@@ -94,7 +94,7 @@ def test_chunks_in_flight_are_megatrons_warm_up_and_one(pp, vpp):
 
 @pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
 def test_recomputation_orders_the_activations(shape):
-    """Activations shrink from none to selective to full, are linear in tokens and split exactly by TP."""
+    """Activations shrink from none to selective to full, are linear in tokens and split exactly by TP and by CP."""
     sizes = {
         recompute: memory.activation_bytes(shape, TrainingBlock(recompute=recompute), 0, 4096, 1)
         for recompute in ("none", "selective", "full")
@@ -104,8 +104,9 @@ def test_recomputation_orders_the_activations(shape):
     one = memory.activation_bytes(shape, training, 0, 4096, 1)
     assert memory.activation_bytes(shape, TrainingBlock(micro_batch_size=3), 0, 4096, 1) == 3 * one
     assert memory.activation_bytes(shape, training, 0, 8192, 1) == 2 * one
-    split = TrainingBlock(micro_batch_size=1, num_ranks=4, tensor_parallel=4)
-    assert 4 * memory.activation_bytes(shape, split, 0, 4096, 1) == one
+    for split in ({"tensor_parallel": 4}, {"context_parallel": 4}, {"tensor_parallel": 2, "context_parallel": 2}):
+        training = TrainingBlock(micro_batch_size=1, num_ranks=4, **split)
+        assert 4 * memory.activation_bytes(shape, training, 0, 4096, 1) == one
 
 
 def test_selective_keeps_what_attention_keeps():
