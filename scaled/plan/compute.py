@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import engine_memory, flops, in_progress, memory, passes, payloads
+from scaled.plan import engine_memory, flops, in_progress, memory, parameters, passes, payloads
 from scaled.plan.hardware import Gpu
 
 DECODE_FLOPS_EFFICIENCY = 0.3
@@ -85,7 +85,7 @@ def decode_step_seconds(
     """
     rollout, tp = config.rollout, config.rollout.tensor_parallel
     precision = rollout.precision
-    b = memory.ELEMENT_BYTES[precision.compute]
+    b = parameters.ELEMENT_BYTES[precision.compute]
     whole = payloads.weight_bytes(shape, precision.weights, b)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
     # A step reads every dense weight, but of the experts only those that some token of the batch chose.
@@ -128,7 +128,7 @@ def push_rate(config: ScaledRun, size: int) -> float:
 def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of a push, counted once for all engines: the weights in the format of the engines."""
     precision = config.rollout.precision
-    return payloads.weight_bytes(shape, precision.weights, memory.ELEMENT_BYTES[precision.compute])
+    return payloads.weight_bytes(shape, precision.weights, parameters.ELEMENT_BYTES[precision.compute])
 
 
 def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
@@ -138,7 +138,7 @@ def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 
     expert; the first rank of a tensor-parallel group does so for the group.
     """
     dense = experts = 0
-    for number in memory.stage_layers(shape, training, stage):
+    for number in parameters.stage_layers(shape, training, stage):
         dense += shape.num_attention_parameters
         if number in shape.dense_layers:
             dense += 3 * shape.hidden_size * shape.dense_size
@@ -155,7 +155,7 @@ def quantise_seconds(config: ScaledRun, shape: ModelShape) -> float:
         return 0.0
     training = config.training
     largest = max(yielded_parameters(shape, training, stage) for stage in range(training.pipeline_parallel))
-    return memory.ELEMENT_BYTES[training.precision] * largest / (QUANTISE_GB_S * 1e9)
+    return parameters.ELEMENT_BYTES[training.precision] * largest / (QUANTISE_GB_S * 1e9)
 
 
 def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
@@ -168,7 +168,7 @@ def turn_seconds(config: ScaledRun, shape: ModelShape) -> float:
     """Seconds in which the busiest rank's optimizer states leave its GPU for the engine's turn and come back."""
     if not config.takes_turns or "optimizer" not in (config.training.offload or ()):
         return 0.0
-    largest = memory.most_optimizer_bytes(shape, config.training)
+    largest = parameters.most_optimizer_bytes(shape, config.training)
     return largest / (OFFLOAD_GB_S * 1e9) + largest / (RETURN_GB_S * 1e9)
 
 

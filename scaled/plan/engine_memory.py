@@ -5,7 +5,8 @@ from __future__ import annotations
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan import payloads
-from scaled.plan.memory import CONTEXT, ELEMENT_BYTES, Memory, attention_activations, mlp_activations
+from scaled.plan.memory import CONTEXT, Memory, attention_activations, mlp_activations
+from scaled.plan.parameters import ELEMENT_BYTES
 
 
 def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:

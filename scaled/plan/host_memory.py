@@ -8,7 +8,8 @@ from __future__ import annotations
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan import in_progress, payloads
-from scaled.plan.memory import CHECKPOINT_BYTES, ELEMENT_BYTES, Memory, most_optimizer_bytes
+from scaled.plan.memory import Memory
+from scaled.plan.parameters import CHECKPOINT_BYTES, ELEMENT_BYTES, most_optimizer_bytes
 
 
 def stored_routes(config: ScaledRun, shape: ModelShape) -> int:

@@ -19,7 +19,7 @@ from scaled.config import ScaledRun
 from scaled.plan import compute, passes
 from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import Gpu
-from scaled.plan.memory import CHECKPOINT_BYTES
+from scaled.plan.parameters import CHECKPOINT_BYTES
 from scaled.plan.simulated_engines import Events, SimulatedEngines
 from theory.streams import derive_seed
 

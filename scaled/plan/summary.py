@@ -10,7 +10,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, passes, payloads
+from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, parameters, passes, payloads
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_memory
@@ -127,7 +127,7 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     algorithm, rollout = config.algorithm.build(), config.rollout
     trained, S = algorithm.num_prompts * algorithm.num_responses, rollout.max_model_len
     responses = in_progress.responses_in_progress(config)
-    b = memory.ELEMENT_BYTES[config.training.precision]
+    b = parameters.ELEMENT_BYTES[config.training.precision]
     found: dict[str, int] = {}
     if algorithm.mode != "none":
         ours = payloads.id_bytes(shape)
@@ -160,7 +160,7 @@ def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes by the name of the metric that measures them; those of routes and features at full length."""
     algorithm = config.algorithm.build()
     num = algorithm.num_prompts * algorithm.num_responses
-    b = memory.ELEMENT_BYTES[config.training.precision]
+    b = parameters.ELEMENT_BYTES[config.training.precision]
     found = {"transfer/weights_bytes": compute.push_bytes(config, shape)}
     if algorithm.passes.records_rollout:
         found["transfer/routes_bytes"] = payloads.routing_bytes(shape, num * config.rollout.max_model_len)
@@ -264,7 +264,7 @@ def dry_run_layout(plan: Plan) -> list[RankPlan]:
     except RuntimeError as error:
         raise ConfigError(f"training: Megatron-core refuses the layout: {str(error).splitlines()[-1]}") from error
     for rank in ranks:
-        counted = memory.rank_parameters(plan.shape, training, rank.stage).total
+        counted = parameters.rank_parameters(plan.shape, training, rank.stage).total
         if rank.num_parameters != counted:
             raise ConfigError(
                 f"training: expected {counted} weights on rank {rank.rank} by the plan's count, got "

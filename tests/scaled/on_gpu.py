@@ -29,7 +29,7 @@ from lab.tasks.arithmetic import ALPHABET
 from lab.tasks.tokenizers import CharTokenizer
 from scaled.config import ModelBlock
 from scaled.megatron_engine.parts import assemble_scores, assemble_stats
-from scaled.plan import memory
+from scaled.plan import memory, parameters
 from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import algorithm, training
 from theory.contracts import MiniBatch, Prompt, Response, Rollouts
@@ -128,13 +128,13 @@ def measure(rank: int, folder: Path, fields: dict[str, Any], port: int) -> dict[
 def planned(shape: ModelShape, fields: dict[str, Any]) -> tuple[int, int]:
     """Bytes that `firstorder plan` counts for this rank: what stays, and what an update adds."""
     layout, S = training(**FIELDS, **fields), PROMPT + SAMPLED
-    parameters = memory.rank_parameters(shape, layout)
+    own = parameters.rank_parameters(shape, layout)
     added = (
         memory.activation_bytes(shape, layout, 0, S, RESPONSES // layout.micro_batch_size),
         memory.logit_bytes(shape, layout, SAMPLED, S),
         memory.replay_bytes(shape, layout, 0, S),
     )
-    return 6 * parameters.total + memory.optimizer_bytes(parameters, layout), sum(added)
+    return 6 * own.total + parameters.optimizer_bytes(own, layout), sum(added)
 
 
 HEADER = (
@@ -176,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         shape = write_model(Path(scratch))
         torch.cuda.empty_cache()
-        count = memory.rank_parameters(shape, training(**FIELDS)).total
+        count = parameters.rank_parameters(shape, training(**FIELDS)).total
         machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
         rows = []
         for name, fields in CASES.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scaled.plan import memory
+from scaled.plan import parameters
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
@@ -115,7 +115,7 @@ def gradients_that_are_given_up_come_back(folder: Path) -> None:
             held.append(_gradient_bytes(engine))
         results.append((held, dict(engine.named_tensors())))
     (whole, kept), (freed, given) = results
-    counted = 4 * memory.rank_parameters(engine.rank.shape, engine.rank.training).total
+    counted = 4 * parameters.rank_parameters(engine.rank.shape, engine.rank.training).total
     assert whole == [whole[0]] * 5 and whole[0] == pytest.approx(counted, rel=0.01)
     assert freed == [whole[0], 0, whole[0], 0, whole[0]]
     for name, value in kept.items():

@@ -14,7 +14,7 @@ from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import Layout, check_layout, layers_of
 from scaled.model_shape import load_shape
-from scaled.plan import memory
+from scaled.plan import parameters
 from scaled.plan.layout import RankPlan, dry_run
 
 GIB = 2**30
@@ -118,10 +118,10 @@ def test_the_memory_count_has_megatrons_stages(case: str, plans: Any) -> None:
     """Where TP, PP, VPP, EP and ETP mix, the count of `plan` has the layers and bytes of each stage of the build."""
     shape, training, ranks = plans[case]
     for rank in ranks:
-        found = memory.rank_parameters(shape, training, rank.stage)
+        found = parameters.rank_parameters(shape, training, rank.stage)
         assert (found.dense, found.experts) == (rank.dense_parameters, rank.expert_parameters)
-        assert memory.stage_layers(shape, training, rank.stage) == tuple(n for chunk in rank.layers for n in chunk)
-        assert memory.optimizer_bytes(found, training) == pytest.approx(rank.optimizer_bytes, abs=2)
+        assert parameters.stage_layers(shape, training, rank.stage) == tuple(n for chunk in rank.layers for n in chunk)
+        assert parameters.optimizer_bytes(found, training) == pytest.approx(rank.optimizer_bytes, abs=2)
 
 
 def test_a_dry_run_costs_no_memory(plans: Any) -> None:

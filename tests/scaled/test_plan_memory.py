@@ -14,7 +14,7 @@ from lab.config.load import load
 from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
-from scaled.plan import engine_memory, feasibility, memory, payloads
+from scaled.plan import engine_memory, feasibility, memory, parameters, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.memory import GIB
@@ -49,10 +49,10 @@ MEGATRON = [
 def test_rank_parameters_are_those_of_megatron(tp, pp, ep, stage, billions, expert_billions, optimizer_gib):
     """A rank has the weights and optimizer states that Megatron-core's own build of the layout has, to every digit."""
     training = TrainingBlock(num_ranks=32, tensor_parallel=tp, pipeline_parallel=pp, expert_parallel=ep)
-    found = memory.rank_parameters(QWEN, training, stage)
+    found = parameters.rank_parameters(QWEN, training, stage)
     assert round(found.total / 1e9, 4) == billions
     assert round(found.experts / 1e9, 4) == expert_billions
-    assert round(memory.optimizer_bytes(found, training) / GIB, 2) == optimizer_gib
+    assert round(parameters.optimizer_bytes(found, training) / GIB, 2) == optimizer_gib
 
 
 @pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
@@ -60,7 +60,7 @@ def test_stages_and_expert_ranks_hold_the_model_once(shape):
     """Without TP the dense weights of all stages and the experts of all EP ranks are the model's weights, each once."""
     for pp in (n for n in (1, 2, 3, 4) if shape.num_layers % n == 0):
         training = TrainingBlock(num_ranks=8 * pp, pipeline_parallel=pp, expert_parallel=8)
-        stages = [memory.rank_parameters(shape, training, stage) for stage in range(pp)]
+        stages = [parameters.rank_parameters(shape, training, stage) for stage in range(pp)]
         assert sum(s.dense + 8 * s.experts for s in stages) == shape.num_parameters
 
 
@@ -68,10 +68,10 @@ def test_stages_and_expert_ranks_hold_the_model_once(shape):
 def test_optimizer_states_of_all_ranks_are_twelve_bytes_a_weight(shape):
     """Sharded by the distributed optimizer, all ranks together hold 12 bytes a weight, without it DP times as much."""
     training = TrainingBlock(num_ranks=16, expert_parallel=8)
-    found = memory.rank_parameters(shape, training)
-    assert 16 * memory.optimizer_bytes(found, training) == pytest.approx(12 * shape.num_parameters, rel=1e-8)
+    found = parameters.rank_parameters(shape, training)
+    assert 16 * parameters.optimizer_bytes(found, training) == pytest.approx(12 * shape.num_parameters, rel=1e-8)
     whole = training.model_copy(update={"distributed_optimizer": False})
-    assert memory.optimizer_bytes(found, whole) == 12 * found.total
+    assert parameters.optimizer_bytes(found, whole) == 12 * found.total
 
 
 @pytest.mark.parametrize("vpp", [1, 2, 3])
@@ -274,8 +274,8 @@ def test_colocated_gpus_hold_both_in_turn():
     )
     assert kept.total + engine_memory.rollout_memory(fits, QWEN).total <= gpu.memory_gib * GIB
     assert set(kept.parts) == {"weights", "context and buffers"}
-    parameters = memory.rank_parameters(QWEN, fits.training)
-    states = memory.optimizer_bytes(parameters, fits.training)
+    own = parameters.rank_parameters(QWEN, fits.training)
+    states = parameters.optimizer_bytes(own, fits.training)
     assert host_memory(fits, QWEN).parts["optimizer states while engines are awake"] == 8 * states
 
 

@@ -19,7 +19,7 @@ from scaled.plan import compute, what_if
 from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import gpu_named
 from scaled.plan.measured import measured, rates_of, simulated
-from scaled.plan.memory import CHECKPOINT_BYTES
+from scaled.plan.parameters import CHECKPOINT_BYTES
 from scaled.plan.passes import quantiles
 from scaled.plan.simulated_groups import SimulatedGroup
 from scaled.plan.simulation import _Play, play, play_steps
