@@ -182,7 +182,7 @@ def _rates(run: str) -> tuple[Rates, tuple[int, int]]:
     folder = run_folder(Path(run))
     _, _, config = read_config([str(folder.path / "config.yaml")])
     try:
-        found = measured(folder)
+        found = measured(folder, config)
         shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
         return rates_of(config, shape, gpu, found), found.tokens
     except ValueError as error:

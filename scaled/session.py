@@ -180,8 +180,9 @@ class Session:
         except NonFiniteError as error:
             finish(self.config, self.folder)
             raise NonFiniteError(f"step {step + 1}: {error}") from error
-        with self.between.seconds("timing_s/save_checkpoint"):
-            checkpoints.poll()
+        if checkpoints.is_writing:
+            with self.between.seconds("timing_s/save_checkpoint"):
+                checkpoints.poll()
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup, probe: Probe) -> Synchronous:
         """The schedule that the config names."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from lab.hf import ModelShape
 from lab.records import RunFolder
@@ -40,8 +41,10 @@ class Measured:
     tokens: tuple[int, int]
 
 
-def measured(folder: RunFolder) -> Measured:
-    """The run's stages; ValueError where it recorded no step's time or left no trace, whose lengths are needed."""
+def measured(folder: RunFolder, config: ScaledRun) -> Measured:
+    """The stages of a run of that config; ValueError where it recorded no step's time or left no trace, whose lengths
+    are needed.
+    """
     rows = [row for row in folder.metrics() if row.get("timing_s/step") is not None]
     lengths = [n for path in folder.traces() for n in Trace.load(path).offsets.diff().tolist()]
     if not rows or not lengths:
@@ -56,8 +59,7 @@ def measured(folder: RunFolder) -> Measured:
         parts["rollout"] = parts["step"] - training - push
         for name, value in parts.items():
             found[name].append(value)
-        if row.get("timing_s/save_checkpoint") is not None:
-            found["checkpoint"].append(row["timing_s/save_checkpoint"])
+    found["checkpoint"] = _saves(rows, config.checkpoint.every)
     medians = {part: median(values) for part, values in found.items() if values}
     return Measured(
         len(rows),
@@ -65,6 +67,16 @@ def measured(folder: RunFolder) -> Measured:
         {part: median(abs(value - middle) for value in found[part]) for part, middle in medians.items()},
         (round(fmean(lengths)), max(lengths)),
     )
+
+
+def _saves(rows: Sequence[Mapping[str, Any]], every: int) -> list[float]:
+    """Seconds that each save took the run: recorded with the step after it and, where writing continued, later ones."""
+    found: dict[int, float] = {}
+    for row in rows:
+        number = (row["step"] - 1) // every
+        if number > 0:  # older runs recorded some microseconds without a save, too
+            found[number] = found.get(number, 0.0) + (row.get("timing_s/save_checkpoint") or 0.0)
+    return [seconds for seconds in found.values() if seconds > 0]
 
 
 def simulated(

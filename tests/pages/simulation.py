@@ -70,7 +70,7 @@ def add(name: str, folder: Path) -> None:
     if not folder.name.endswith(wanted):
         raise ValueError(f"{folder}: expected a run of {name}, whose hash is {wanted}, got another")
     rows = {key: asdict(value) for key, value in read().items()}
-    rows[name] = asdict(measured(RunFolder.open(folder)))
+    rows[name] = asdict(measured(RunFolder.open(folder), RUNS[name].config))
     ordered = {key: rows[key] for key in RUNS if key in rows}
     (RESULTS / "measured.json").write_text(json.dumps(ordered, indent=1) + "\n")
 

@@ -185,22 +185,25 @@ def test_rates_scale_their_own_stage() -> None:
 
 
 def test_rates_are_measured_over_planned(tmp_path: Path) -> None:
-    """A run whose records say twice the plan's seconds has rates of 2; its lengths are those of its traces."""
-    config = recipe("--num_steps", "5")
+    """A run whose records say twice the plan's seconds has rates of 2; its lengths are those of its traces. A save's
+    seconds count once, all of those recorded until the next save, and steps without one do not count.
+    """
+    config = recipe("--num_steps", "5", "--checkpoint.every", "2")
     tokens = (40, 60)
     plain = simulated(config, QWEN, H100, tokens, Rates())
     folder = RunFolder(tmp_path)
-    for number in range(1, 6):
+    saves = (1e-6, 1e-6, 1.5, 0.5, 2.0)  # the first is written while the run continues, the second at once
+    for number, save in enumerate(saves, start=1):
         row = {"timing_s/step": 2 * plain["step"], "timing_s/push": 2 * plain["push"]}
         row |= {"timing_s/old_log_prob": 0.5 * plain["training"], "timing_s/update_actor": 1.5 * plain["training"]}
-        folder.append_metrics(number, row | {"timing_s/save_checkpoint": 2 * plain["checkpoint"]})
+        folder.append_metrics(number, row | {"timing_s/save_checkpoint": save * plain["checkpoint"]})
     with pytest.raises(
         ValueError, match="expected a run with the time of a step and a trace, got 5 times and 0 traces"
     ):
-        measured(folder)
+        measured(folder, config)
     one = made_up_trace(DEMO[0], 5, torch.Generator().manual_seed(0))
     folder.save_trace(5, one)
-    found = measured(folder)
+    found = measured(folder, config)
     assert found.tokens == (round(one.offsets.diff().double().mean().item()), int(one.offsets.diff().max()))
     rates = rates_of(config, QWEN, H100, replace(found, tokens=tokens))
     assert vars(rates) == pytest.approx(dict.fromkeys(vars(rates), 2.0), rel=1e-9)
