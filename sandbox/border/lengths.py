@@ -132,4 +132,20 @@ def is_on_sums(row: Row) -> bool:
     return "-sums" in row["arm"]
 
 
-__all__ = ["N", "NUMBERS", "alarm_elsewhere", "is_on_sums", "least_power", "lengths", "markdown", "orders", "places"]
+def is_branch(row: Row) -> bool:
+    """Whether a run continues from another run's state for 64 updates (claim 43): too short for an alarm."""
+    return row["arm"].endswith("-branch")
+
+
+__all__ = [
+    "N",
+    "NUMBERS",
+    "alarm_elsewhere",
+    "is_branch",
+    "is_on_sums",
+    "least_power",
+    "lengths",
+    "markdown",
+    "orders",
+    "places",
+]

@@ -11,7 +11,7 @@ from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import choose, share_text, tried
 from sandbox.border.fit import BorderFit, expected, fit_all
-from sandbox.border.lengths import alarm_elsewhere, is_on_sums
+from sandbox.border.lengths import alarm_elsewhere, is_branch, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
 from sandbox.border.pictures import TITLES
@@ -257,7 +257,8 @@ def _papers(fits: Sequence[BorderFit]) -> str:
 
 def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
     """The best alarms on the exploratory seeds, and their trials on the deciding ones."""
-    own = [row for row in rows.values() if row["regime"] == regime.name and not is_on_sums(row)]
+    of_map = (row for row in rows.values() if row["regime"] == regime.name)
+    own = [row for row in of_map if not is_on_sums(row) and not is_branch(row)]
     chosen_on, others = ([row for row in own if (row["seed"] >= FRESH) == is_fresh] for is_fresh in (False, True))
     lines = []
     for rule, first in choose(chosen_on)[:NUM_ALARMS]:

@@ -8,8 +8,17 @@ import pytest
 
 from lab.tasks.arithmetic_styles import columns
 from sandbox.border.alarm import choose
-from sandbox.border.lengths import alarm_elsewhere, is_on_sums, least_power, lengths, markdown, orders, places
-from sandbox.claims import REGIMES
+from sandbox.border.lengths import (
+    alarm_elsewhere,
+    is_branch,
+    is_on_sums,
+    least_power,
+    lengths,
+    markdown,
+    orders,
+    places,
+)
+from sandbox.claims import CLAIMS, REGIMES
 from sandbox.claims.border_arms import SUMS, at, sums
 from sandbox.ledger.cells import cell, key
 
@@ -87,3 +96,10 @@ def test_the_alarm_is_chosen_on_the_maps_task_alone() -> None:
     assert choose(list(countdown.values()))[0][0].words in said
     assert "the 3 runs on sums" in said and "3 of 3" in said and "no run collapses in time" in said
     assert [is_on_sums(one) for one in (*countdown.values(), *on_sums.values())] == [False] * 4 + [True] * 3
+
+
+def test_branches_are_the_rows_of_arms_made_by_branches() -> None:
+    """An arm's rows are told apart from whole runs by its name, in every claim."""
+    arms = [arm for claim in CLAIMS for arm in claim.arms]
+    assert sum(arm.made_by == "branch" for arm in arms) == 5
+    assert all(is_branch({"arm": arm.name}) == (arm.made_by == "branch") for arm in arms)
