@@ -167,6 +167,13 @@ def test_weights_and_predictor_after_updates(case, ranks, expected):
     assert max(W_p.abs().max() for W_p in predictor.values()) > 1e-3
 
 
+@pytest.mark.parametrize("case", ["DP2", "CP2", "DP2+CP2 sharded optimizer"])
+def test_replicas_share_the_export_out(case, ranks):
+    """Ranks that hold the same weights yield about equally many elements each, so that all work during a push."""
+    sizes = [sum(tensor.numel() for tensor in rank["weights"].values()) for rank in ranks[case]]
+    assert min(sizes) > 0.8 * sum(sizes) / len(sizes)
+
+
 @pytest.mark.parametrize("case", NUM_RANKS)
 def test_the_predictor_is_folded_where_its_gate_is(case, ranks):
     """The folded export is to the bit `fold` of all ranks' weights and predictor, each tensor from the same rank."""
