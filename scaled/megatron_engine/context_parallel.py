@@ -1,8 +1,8 @@
 """Context parallelism: the ranks of a group share the positions of each response (`parallel.context_runs`).
 
 All but attention works on each position by itself. Transformer Engine's attention exchanges keys and values between the
-ranks itself; where it is missing, each rank gathers them here and computes its own queries, as Llama 3 does (arXiv
-2407.21783, sec. 3.3.2). Scores of tokens are gathered too, since an objective may need whole responses.
+ranks; where it is missing, each rank gathers them here and computes its own queries, as Llama 3 does (arXiv 2407.21783,
+sec. 3.3.2). Scores of tokens are gathered too, since an objective may need whole responses.
 
 Extra letters: C context-parallel ranks; Q positions of one, S of all; H heads, G of keys and values, d and v their
 widths; n response tokens of a micro-batch, m of them this rank's; X numbers of each.
@@ -32,7 +32,7 @@ class GatheredAttention(DotProductAttention):
     def __init__(self, config: TransformerConfig, *args: Any, **kwargs: Any) -> None:
         cp_size = config.context_parallel_size
         if cp_size > 1:
-            # Megatron's class refuses more ranks than one, as it would attend to this rank's keys alone.
+            # Megatron's class refuses more than one rank, as it would attend to this rank's keys alone.
             config = copy.copy(config)
             config.context_parallel_size = 1
         super().__init__(config, *args, **kwargs)
@@ -50,7 +50,7 @@ class GatheredAttention(DotProductAttention):
         """Causal attention; under context parallelism the mask follows from the positions, and none may be given."""
         if self.cp_size == 1:
             return super().forward(query, key, value, attention_mask, *args, **kwargs)
-        assert attention_mask is None, "a mask of the caller's would be of this rank's keys alone"
+        assert attention_mask is None, "a mask from the caller would cover this rank's keys alone"
         group: Any = parallel_state.get_context_parallel_group()
         positions_CQ = context_positions(len(query) * self.cp_size, self.cp_size).to(query.device)
         # In the order of positions, so that each softmax sums in the same order as on one rank.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -114,7 +115,7 @@ def route_parts(
         features=None if features is None else _first_features(features, num),
         scores_RLK=None if for_update or scores_RLK is None else scores_RLK.cpu(),
     )
-    firsts = [sum(map(len, runs[:n])) for n in range(len(runs))]
+    firsts = accumulate(map(len, runs[:-1]), initial=0)
     parts = (
         [whole] if len(runs) == 1 else [_rows(whole, first, len(run)) for first, run in zip(firsts, runs, strict=True)]
     )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -71,7 +72,7 @@ def local_plan(
 
 def _inside(row_F: Int[Tensor, " F"], runs: Sequence[range]) -> Int[Tensor, " _"]:
     """The rows that lie in `runs`, counted from the first row of the first run on."""
-    befores = [sum(map(len, runs[:n])) for n in range(len(runs))]
+    befores = accumulate(map(len, runs[:-1]), initial=0)
     return torch.cat(
         [
             row_F[(row_F >= run.start) & (row_F < run.stop)] - run.start + before

@@ -127,7 +127,7 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int, S: int) -> int:
     """Peak bytes of the head and log-probs of one micro-batch of responses of T tokens, on a rank of the last stage.
 
-    n are its response tokens (under a token budget, all of its tokens), under CP at most its 1 / CP of S positions.
+    n are its response tokens (under a token budget, all of its tokens), with CP at most S / CP, its positions.
     Counted are: n hidden states of width D and their gradients; logits of c = min(n, training.logit_chunk) tokens over
     W = V / TP, b bytes per element as the head computes them and 4 in fp32, 8 with their exponentials in forward, and b
     as a gradient in backward; the head's own gradient, W x D, in fp32 while it sums several chunks, in b bytes at the

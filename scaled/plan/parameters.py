@@ -19,8 +19,10 @@ CHECKPOINT_BYTES = 14
 
 @dataclass(frozen=True)
 class RankParameters:
-    """Numbers of weights of one rank: the CP x DP ranks share the optimizer states of `dense`, expert-DP ranks those of
-    `experts`."""
+    """Numbers of weights of one rank.
+
+    CP x DP ranks share the optimizer states of `dense`, expert-DP ranks those of `experts`.
+    """
 
     dense: int
     experts: int

@@ -191,7 +191,7 @@ def _places(tp: int, cp: int) -> list[Layout]:
 
 @given(tp=st.integers(1, 5), cp=st.integers(1, 4), size=st.integers(1, 3))
 def test_routers_see_each_position_once(tp: int, cp: int, size: int) -> None:
-    """Router runs of all TP and CP ranks partition the positions; a rank's runs ascend, equally long in all for all."""
+    """Router runs of all TP and CP ranks partition the positions; each rank's ascend, and all have equally many."""
     training = TrainingBlock(num_ranks=tp * cp, tensor_parallel=tp, context_parallel=cp)
     width = size * training.width_multiple
     seen = [[n for run in place.router_runs(width) for n in run] for place in _places(tp, cp)]
