@@ -34,9 +34,9 @@ class TokenScores:
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the requested
-    rows. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them; `router_logp` has the
-    log-scores of the experts that the plan names (`RoutingPlan.scored`), on the rows of `experts`. `sum_squares_BT` is
-    sum_v old(v)^2 of the distribution that each token was scored under, in (0, 1].
+    rows. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them; `router_scores` has, on
+    every row, the log-scores of the experts that the plan names (`RoutingPlan.scored`) in the place of logits.
+    `sum_squares_BT` is sum_v old(v)^2 of the distribution that each token was scored under, in (0, 1].
     """
 
     logp_BT: Float[Tensor, "B T"]
@@ -45,7 +45,7 @@ class TokenScores:
     natural: RoutingRecord | None = None
     features: RouterFeatures | None = None
     logp_top_BTK: Float[Tensor, "B T K"] | None = None
-    router_logp: Float[Tensor, "R L _K"] | None = None
+    router_scores: RouterFeatures | None = None
     sum_squares_BT: Float[Tensor, "B T"] | None = None
 
 

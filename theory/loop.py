@@ -231,7 +231,7 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         # RSPO compares the routers on the experts that this pass uses.
         plan = replace(plan, scored="used")
     scores = learner.score(rollouts, plan)
-    if objective.uses_router_shift and (scores.router_logp is None or scores.experts is None):
+    if objective.uses_router_shift and (scores.router_scores is None or scores.experts is None):
         floor = f"router_shift_floor {objective.router_shift_floor:g}"
         raise ValueError(f"{floor} needs the old pass's router scores, got none (a dense model has no router)")
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from theory.advantages import ADVANTAGES, advantages_of
 from theory.contracts import MiniBatch, Rollouts, TokenScores, TrainingEngine
 from theory.objectives import Objective
-from theory.routing.packed_rows import selected_rows
 from theory.routing.passes import ModePlan, RoutingPlan
 from theory.routing.shift import router_shift
 
@@ -83,13 +82,12 @@ def _shift(
     """The shift of pi's routers from old's at every response token, nats; 0 without a pass of pi."""
     if now is None:
         return torch.zeros_like(minibatch.logp_old_BT)
-    assert old.experts is not None and old.router_logp is not None, "old_pass requires it"
-    assert now.router_logp is not None, "the same trainer reported them in the old pass"
+    assert old.router_scores is not None, "old_pass requires them"
+    assert now.router_scores is not None, "the same trainer reported them in the old pass"
     batch = minibatch.rollouts.padded()
-    # The old pass has packed rows of the whole batch; `now` has those of the chosen responses, in their order.
-    where, offsets = selected_rows(old.experts.offsets, chosen)
     exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
-    return router_shift(old.router_logp[where], now.router_logp, offsets, batch.predicting_row_BT, exists_BT)
+    # The old pass has rows of the whole batch; `now` has those of the chosen responses, in their order.
+    return router_shift(old.router_scores.select(chosen), now.router_scores, batch.predicting_row_BT, exists_BT)
 
 
 __all__ = ["given_advantages", "prepared"]

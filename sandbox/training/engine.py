@@ -23,6 +23,7 @@ from sandbox.training.forward import BatchRoutes, Forward, Kept, concat_routes, 
 from theory.algorithm import OptimizerSettings
 from theory.contracts import MiniBatch, NamedTensors, Rollouts, TokenBatch, TokenScores, UpdateStats
 from theory.objectives import Objective, Top, combine_metrics
+from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer, fold
 from theory.routing.replay import NaturalRouting, ReplayContext
@@ -100,8 +101,8 @@ class SandboxTrainingEngine:
                     logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
-        router_logp = torch.cat(seen.scores) if seen.scores else None
-        return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), logp_top_BTK, router_logp, squares_BT)
+        router_scores = RouterFeatures.concat(seen.scores) if seen.scores else None
+        return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), logp_top_BTK, router_scores, squares_BT)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token, under the weights that this engine was built with, naturally routed."""

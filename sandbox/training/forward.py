@@ -39,7 +39,7 @@ class BatchRoutes:
     used: list[RoutingRecord]
     natural: list[RoutingRecord]
     features: list[RouterFeatures]
-    scores: list[Tensor]
+    scores: list[RouterFeatures]
 
     def add(self, context: ReplayContext) -> None:
         """Adds the records of a finished pass; a dense model has none."""

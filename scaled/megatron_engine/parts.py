@@ -19,8 +19,7 @@ from torch import Tensor
 from theory.contracts import TokenScores, UpdateStats
 from theory.objectives.objective import combine_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.packed_rows import ranges
-from theory.routing.record import RoutingRecord, places
+from theory.routing.record import RoutingRecord
 from theory.routing.replay import ReplayContext
 
 
@@ -58,7 +57,7 @@ class RoutePart:
     used: RoutingRecord | None
     natural: RoutingRecord | None
     features: RouterFeatures | None = None
-    scores_RLK: Float[Tensor, "R L _K"] | None = None
+    scores: RouterFeatures | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +101,7 @@ def route_parts(
 
     On the CPU, like every part: assembly is bookkeeping, and should take no GPU memory.
     """
-    used, natural, features, scores_RLK = context.used, context.natural, context.features, context.scores
+    used, natural, features, scores = context.used, context.natural, context.features, context.scores
     assert used is not None and natural is not None, "only chunks with a router have a pass"
     num = len(indices)
     is_natural = context.plan.source == "natural"
@@ -113,7 +112,7 @@ def route_parts(
         used=None if for_update else _first(used, num),
         natural=None if is_natural and not for_update else _first(natural, num),
         features=None if features is None else _first_features(features, num),
-        scores_RLK=None if for_update or scores_RLK is None else scores_RLK.cpu(),
+        scores=None if for_update or scores is None else _first_features(scores, num),
     )
     firsts = accumulate(map(len, runs[:-1]), initial=0)
     parts = (
@@ -138,31 +137,31 @@ def _first_features(features: RouterFeatures, num: int) -> RouterFeatures:
 def _rows(part: RoutePart, first: int, num: int) -> RoutePart:
     """Rows [first, first + num) of each response of a part, counted from `first` on."""
     window = first, first + num
-    features, scores_RLK = part.features, part.scores_RLK
-    if features is not None:
-        is_here_F = (features.rows >= first) & (features.rows < first + num)
-        offsets = torch.cat([is_here_F.new_zeros(1), is_here_F]).cumsum(0)[features.offsets]
-        here = features.at(is_here_F.nonzero()[:, 0], offsets)
-        features = replace(here, rows=here.rows - first)
-    if scores_RLK is not None:
-        assert part.used is not None, "the old pass reports the experts that it scores"
-        offsets = part.used.offsets
-        scores_RLK = scores_RLK[ranges(offsets[:-1] + first, (offsets.diff() - first).clamp(0, num))]
     return replace(
         part,
         used=None if part.used is None else part.used.part(rows=window),
         natural=None if part.natural is None else part.natural.part(rows=window),
-        features=features,
-        scores_RLK=scores_RLK,
+        features=_feature_rows(part.features, first, num),
+        scores=_feature_rows(part.scores, first, num),
     )
+
+
+def _feature_rows(features: RouterFeatures | None, first: int, num: int) -> RouterFeatures | None:
+    """Those at rows [first, first + num) of each response, counted from `first` on."""
+    if features is None:
+        return None
+    is_here_F = (features.rows >= first) & (features.rows < first + num)
+    offsets = torch.cat([is_here_F.new_zeros(1), is_here_F]).cumsum(0)[features.offsets]
+    here = features.at(is_here_F.nonzero()[:, 0], offsets)
+    return replace(here, rows=here.rows - first)
 
 
 def _shifted(part: RoutePart, start: int) -> RoutePart:
     """The same rows, counted from `start` on."""
-    features = part.features
-    return replace(
-        part, start=start, features=None if features is None else replace(features, rows=features.rows + start)
+    features, scores = (
+        None if one is None else replace(one, rows=one.rows + start) for one in (part.features, part.scores)
     )
+    return replace(part, start=start, features=features, scores=scores)
 
 
 def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
@@ -183,8 +182,9 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
         natural = used
     else:
         natural = _record(sizes, routes, [route.natural for route in routes])
-    features, router_logp = local_features(sizes, routes), _router_logp(used, routes)
-    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_logp, squares_BT)
+    features = local_features(sizes, routes)
+    router_scores = _features(sizes, routes, [route.scores for route in routes])
+    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_scores, squares_BT)
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
@@ -247,23 +247,15 @@ def _record(sizes: BatchSizes, routes: Sequence[RoutePart], records: Sequence[Ro
     return RoutingRecord.assembled(placed, sizes.num_rows_B)
 
 
-def _router_logp(used: RoutingRecord, routes: Sequence[RoutePart]) -> Tensor | None:
-    """The log-scores of all parts on the rows and layers of `used`, whose assembly found each place exactly once."""
-    scores = [route.scores_RLK for route in routes if route.scores_RLK is not None]
-    if not scores:
-        return None
-    if len(scores) < len(routes):
-        raise ValueError(f"expected router scores from all {len(routes)} parts, got {len(scores)}")
-    out_RLK = scores[0].new_zeros((sum(used.num_rows_B), len(used.layer_numbers), scores[0].shape[2]))
-    for route, scores_RLK in zip(routes, scores, strict=True):
-        assert route.used is not None, "the old pass reports the experts that it scores"
-        out_RLK[places(route.used, route.indices, route.start, used.offsets, used.layer_numbers)] = scores_RLK
-    return out_RLK
-
-
 def local_features(sizes: BatchSizes, routes: Sequence[RoutePart]) -> RouterFeatures | None:
     """The feature rows of all parts, in the order of responses and rows; None if none were requested."""
-    parts = [(route.features, route.indices) for route in routes if route.features is not None]
+    return _features(sizes, routes, [route.features for route in routes])
+
+
+def _features(
+    sizes: BatchSizes, routes: Sequence[RoutePart], features: Sequence[RouterFeatures | None]
+) -> RouterFeatures | None:
+    parts = [(one, route.indices) for route, one in zip(routes, features, strict=True) if one is not None]
     if not parts or len(parts) < len(routes):
         return None
     return RouterFeatures.assembled(parts, len(sizes.num_rows_B))

@@ -34,7 +34,7 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
-    share. The driver's own copy of scores and tokens, on its machine, is not counted; of features it has none. Router
+    share. The driver's own copy of tokens, on its machine, is not counted; of features and scores it has none. Router
     logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
     ranks that made them.
     """

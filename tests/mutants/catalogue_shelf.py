@@ -138,11 +138,11 @@ SHELF = (
     ),
     misread(
         "shift_keeps_its_sign", "Experts that pi's router likes more make up for those it likes less.", "RSPO",
-        "theory.routing.shift:router_shift", ".abs()", "", "shift_is_the_mean_distance",
+        "theory.routing.shift:_distance", ".abs()", "", "shift_is_the_mean_distance",
     ),
     misread(
         "shift_is_of_the_tokens_own_row", "The routers compared are those that read the token, not that predict it.",
-        "RSPO", "theory.routing.shift:router_shift", ".to(row_BT.device) + row_BT", ".to(row_BT.device) + row_BT + 1",
+        "RSPO", "theory.routing.shift:router_shift", "+ row_BT)", "+ row_BT + 1)",
         "shift_is_the_mean_distance",
     ),
     misread(

@@ -129,7 +129,8 @@ def test_old_passes(case, source, ranks, expected):
     assert (ours.sum_squares_BT - theirs.sum_squares_BT).abs().max() < LOGP
     assert (ours.features.logits - theirs.features.logits).abs().max() < LOGITS
     assert (ours.features.hidden - theirs.features.hidden).abs().max() < LOGITS
-    assert (ours.router_logp - theirs.router_logp).abs().max() < LOGITS
+    assert torch.equal(ours.router_scores.rows, theirs.router_scores.rows)
+    assert (ours.router_scores.logits - theirs.router_scores.logits).abs().max() < LOGITS
 
 
 @pytest.mark.parametrize("case", NUM_RANKS)

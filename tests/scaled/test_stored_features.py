@@ -24,7 +24,7 @@ from tests.contracts import worlds
 from tests.scaled.test_stored_routes import HereGroup
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.loop import global_step, hand_over
-from theory.objectives import preset
+from theory.objectives import Objective, preset
 from theory.routing.features import RouterFeatures, layer_products
 from theory.routing.measures import route_distances, route_kl, route_tv
 from theory.routing.packed_rows import offsets_of
@@ -239,12 +239,21 @@ class Apart:
         return call
 
 
-@pytest.mark.parametrize("mode", ["none", "Pr2", "Pr3"])
-def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+RSPO = preset("gmpo", router_shift_floor=0.8)
+
+
+@pytest.mark.parametrize(
+    ("mode", "objective"),
+    [
+        ("none", preset("minirl")), ("Pr2", preset("minirl")), ("Pr3", preset("minirl")), ("none", RSPO), ("Pr2", RSPO),
+        ("R3", RSPO),
+    ],
+)  # fmt: skip
+def test_global_steps_are_the_same(mode: str, objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics and predictors of three steps have the bits of one process, and the driver reads no stored row."""
     monkeypatch.setattr(StoredRows, "read", only_there(StoredRows.read))
     recipe = Algorithm(
-        objective=preset("minirl"), mode=mode, predictor=PredictorSettings(10.0, num_positions=4), num_prompts=4,
+        objective=objective, mode=mode, predictor=PredictorSettings(10.0, num_positions=4), num_prompts=4,
         num_responses=2, num_minibatches=2, max_tokens=6, optimizer=OptimizerSettings(learning_rate=1e-2),
     )  # fmt: skip
     engine, theirs = (worlds.rollout_engine("weights-bf16", worlds.model()) for _ in range(2))
@@ -256,7 +265,9 @@ def test_global_steps_are_the_same(mode: str, monkeypatch: pytest.MonkeyPatch) -
         found = global_step(step, recipe, engine, learner, worlds.EvenTokens(), seed=3)
         expected = global_step(step, recipe, theirs, one, worlds.EvenTokens(), seed=3)
         assert found.metrics == expected.metrics and found.metrics["routing/route_kl"] > 0
-        assert found.metrics.get("predictor/loss", 0.0) > 0 or mode == "none"
+        assert found.metrics.get("predictor/loss", 0.0) > 0 or mode in ("none", "R3")
         assert isinstance(found.rollouts.features if mode == "Pr3" else found.scores.features, StoredFeatures)
+        assert isinstance(found.scores.router_scores, StoredFeatures) == objective.uses_router_shift
+        assert found.metrics.get("actor/router_shift_ratio", 1.0) < 1 or objective is not RSPO
     for number, W in learner.predictor_weights().items():
-        assert bool(W.any()) == (mode != "none") and torch.equal(W, one.predictor_weights()[number])
+        assert bool(W.any()) == (mode not in ("none", "R3")) and torch.equal(W, one.predictor_weights()[number])

@@ -18,6 +18,7 @@ from scaled.cluster.routes import StoredRecord
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, ScorePart, TokenPart, assemble_scores
+from theory.routing.features import RouterFeatures
 from theory.routing.measures import routing_metrics
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import MISSING, RoutingRecord, index_dtype
@@ -179,8 +180,9 @@ def rank_parts(old: RoutingRecord, used: RoutingRecord, T: int) -> list[ScorePar
         rows = ((0, longest // 2), (longest // 2, longest))[home % 2]
         asked = {"rows": rows, "layers": LAYERS[home // 2 :: 2]}
         natural, replayed = old.part(**asked), used.part(**asked)
-        scores_RLK = replayed.experts.float()
-        route = RoutePart(tuple(range(B)), rows[0], natural.layer_numbers, replayed, natural, scores_RLK=scores_RLK)
+        numbers = torch.cat([torch.arange(rows[0], rows[0] + n) for n in natural.num_rows_B])
+        scores = RouterFeatures(numbers, natural.offsets, None, replayed.experts.float(), natural.layer_numbers)
+        route = RoutePart(tuple(range(B)), rows[0], natural.layer_numbers, replayed, natural, scores=scores)
         zeros = torch.zeros(B, T)
         tokens = (TokenPart(tuple(range(B)), zeros, zeros, zeros),) if home == 3 else ()
         parts.append(ScorePart(sizes, tokens, (route,)))
@@ -197,7 +199,8 @@ def test_parts_of_ranks_become_the_same_scores_wherever_their_routes_are() -> No
     for name, record in (("experts", used), ("natural", old)):
         same(getattr(remote, name), getattr(local, name))
         assert torch.equal(getattr(local, name).experts, record.experts)
-    assert torch.equal(remote.router_logp, used.experts.float())
-    assert torch.equal(local.router_logp, remote.router_logp)
+    for found in (local.router_scores, remote.router_scores):
+        assert found is not None and torch.equal(found.offsets, used.offsets)
+        assert torch.equal(found.logits, used.experts.float())
     with pytest.raises(ValueError, match="response 0, row 3, layer 1, got none"):
         assemble_scores([part for i, part in enumerate(there) if i != 1])

@@ -13,6 +13,7 @@ from tests.strategies import MODERATE, batches
 from tests.theory.objective_batches import Batch, make_batch
 from tests.theory.test_objectives import one_response, same
 from theory.objectives import preset
+from theory.routing.features import RouterFeatures
 from theory.routing.shift import router_shift
 from theory.streams import stream
 
@@ -97,7 +98,13 @@ def test_shift_is_the_mean_distance_on_the_row_that_predicts_the_token() -> None
     pi = torch.tensor([[9.0] * 4, [1, -1, 2, -2], [0.4, 0, 0, 0], [9.0] * 4, [-3, 0, 0, 1]]).view(5, 2, 2)
     rows = torch.tensor([[1, 2], [1, 1]])  # prompts of two tokens; the second response has one token alone
     exists = torch.tensor([[True, True], [True, False]])
-    found = router_shift(old, pi, torch.tensor([0, 3, 5]), rows, exists)
+    found = router_shift(scores_of(old), scores_of(pi), rows, exists)
     torch.testing.assert_close(found, torch.tensor([[1.5, 0.1], [1.0, 0.0]]))
     with pytest.raises(ValueError, match=r"expected at least 1 layer with a router, got 0"):
-        router_shift(old[:, :0], pi[:, :0], torch.tensor([0, 3, 5]), rows, exists)
+        router_shift(scores_of(old[:, :0]), scores_of(pi[:, :0]), rows, exists)
+
+
+def scores_of(logp_RLK: torch.Tensor) -> RouterFeatures:
+    """Log-scores on every row of two responses of 3 and 2 rows."""
+    layers = tuple(range(logp_RLK.shape[1]))
+    return RouterFeatures(torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 3, 5]), None, logp_RLK, layers)

@@ -254,7 +254,7 @@ class RoutingRecord:
         offsets = offsets_of(num_rows_B)
         out_RLK = self.experts.new_full((int(offsets[-1]), len(layers), self.num_slots), MISSING)
         for record, indices, start in parts:
-            where = places(record, indices, start, offsets, layers)
+            where = _places(record, indices, start, offsets, layers)
             if bool((out_RLK[where] != MISSING).any()):
                 raise ValueError(f"expected each row from one rank, got some of responses {tuple(indices)} twice")
             out_RLK[where] = record.experts
@@ -286,7 +286,7 @@ class RoutingRecord:
             raise ValueError(f"expected {self.num_rows_B} rows per response, got {other.num_rows_B}")
 
 
-def places(
+def _places(
     record: RoutingRecord, indices: Sequence[int], start: int, offsets: Int[Tensor, " B_plus_1"], layers: Sequence[int]
 ) -> tuple[Int[Tensor, "R 1"], Int[Tensor, " L"]]:
     """The packed rows and the columns, of a record with these offsets and layers, that a part's ids stand at."""

@@ -267,12 +267,16 @@ class ReplayContext:
         return self._record(self._natural)
 
     @property
-    def scores(self) -> Float[Tensor, "R L K"] | None:
-        """log p of the plan's `scored` experts under the live logits, without padding; None where it names none."""
+    def scores(self) -> RouterFeatures | None:
+        """log p of the plan's `scored` experts under the live logits, in the place of logits, on every row; None where
+        it names none.
+        """
         numbers = self._routed_layers()
         if not numbers or self.plan.scored is None:
             return None
-        return torch.stack([self._scores[n] for n in numbers], dim=1)
+        rows = torch.cat([torch.arange(n) for n in self._num_rows_B])
+        scores_RLK = torch.stack([self._scores[n] for n in numbers], dim=1)
+        return RouterFeatures(rows, offsets_of(self._num_rows_B), None, scores_RLK, numbers)
 
     @property
     def features(self) -> RouterFeatures | None:

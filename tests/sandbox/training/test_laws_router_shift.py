@@ -75,10 +75,12 @@ def test_a_pass_keeps_the_scores_that_it_is_asked_for(gate: str) -> None:
     for asked in ("used", rollouts.experts):
         found = [engine.score(rollouts, RoutingPlan("natural", scored=asked)) for engine in engines]
         experts = found[0].experts if asked == "used" else asked
-        assert isinstance(experts, RoutingRecord) and found[0].router_logp is not None
-        torch.testing.assert_close(found[0].router_logp, score.gather(2, experts.experts.long()))
-        assert torch.equal(found[0].router_logp, found[1].router_logp)
-    assert engines[0].score(rollouts, RoutingPlan("natural")).router_logp is None
+        assert isinstance(experts, RoutingRecord)
+        one, other = (each.router_scores for each in found)
+        assert one is not None and other is not None and torch.equal(one.offsets, experts.offsets)
+        torch.testing.assert_close(one.logits, score.gather(2, experts.experts.long()))
+        assert torch.equal(one.logits, other.logits)
+    assert engines[0].score(rollouts, RoutingPlan("natural")).router_scores is None
 
 
 @pytest.mark.parametrize("mode", ["none", "R2", "R3", "Pr2", "Pr3"])
@@ -87,7 +89,7 @@ def test_the_shift_is_pis_from_old_on_olds_experts(mode: str) -> None:
     before each token, from all logits of pi's pass; the first one's is 0, or under Pr2 what its gates shift."""
     learner = step(mode)
     old, experts = learner.scored[0][1], learner.scored[0][1].experts
-    assert experts is not None and old.router_logp is not None
+    assert experts is not None and old.router_scores is not None
     order = [r.tokens for r in learner.result.rollouts.responses]
     for index, (minibatch, logits, stats) in enumerate(learner.updates):
         shift_BT, at = minibatch.router_shift_BT, 0
@@ -97,7 +99,7 @@ def test_the_shift_is_pis_from_old_on_olds_experts(mode: str) -> None:
             rows, first = response.num_tokens - 1, len(response.prompt.tokens) - 1
             ids, start = experts.rows(place).long(), int(experts.offsets[place])
             pi = logits[at : at + rows].log_softmax(-1).gather(2, ids)
-            delta = (pi - old.router_logp[start : start + rows]).abs().mean((1, 2))[first:]
+            delta = (pi - old.router_scores.logits[start : start + rows]).abs().mean((1, 2))[first:]
             assert torch.allclose(shift_BT[b, : len(delta)], delta, atol=2e-6, rtol=0)
             at += rows
         moved = shift_BT[minibatch.rollouts.padded().is_response_BT]
