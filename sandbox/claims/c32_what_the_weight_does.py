@@ -21,6 +21,8 @@ CLAIM = Claim(
     sentence="The token weight helps in training by damping tokens that pi disbelieves, not by lowering the bias.",
     source="here; docs/token-weight.md, MiniRL (arXiv 2512.01374) sec. 4.3",
     home="border",
+    fresh_seeds=37,
+    fresh_from=200,
     exact=(Link("e1", "If the weight does not help by lowering bias, bias does not tell the loss.", is_opposite=True),),
     predictions=(
         Prediction(

@@ -148,7 +148,9 @@ class Claim:
     home: str
     """The regime that decides it, on seeds from FRESH on; all others are exploratory."""
     fresh_seeds: int = 0
-    """Number of deciding seeds at home, from FRESH on, as power.py recommends; 0: none."""
+    """Number of deciding seeds at home, from `fresh_from` on, as power.py recommends; 0: none."""
+    fresh_from: int = FRESH
+    """The first of those: larger than FRESH where other claims had decided on its arms before."""
     num_seeds: int = 5
     """Seeds of each of its cells in `regimes`: first_seed to first_seed + num_seeds - 1."""
     first_seed: int = 0
@@ -177,6 +179,8 @@ class Claim:
                 raise ValueError(f"claim {self.number}: seeds_in: expected {wanted}, got {regime}: {number}")
         if self.first_seed >= FRESH and (self.fresh_seeds or self.regimes != (self.home,)):
             raise ValueError(f"claim {self.number}: home: expected a claim on fresh seeds to be tried there alone")
+        if self.fresh_from < FRESH:
+            raise ValueError(f"claim {self.number}: fresh_from: expected at least {FRESH}, got {self.fresh_from}")
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -185,8 +189,8 @@ class Claim:
 
     def deciding(self, asked: int | None = None) -> range:
         """The seeds that decide it at home: its own number of them, or `asked`; all are at least FRESH."""
-        own = self.num_seeds if self.first_seed >= FRESH else self.fresh_seeds
-        first = max(FRESH, self.first_seed)
+        is_new = self.first_seed >= FRESH
+        own, first = (self.num_seeds, self.first_seed) if is_new else (self.fresh_seeds, self.fresh_from)
         return range(first, first + (own if asked is None else asked))
 
     def seen(self, regime: str, asked: int | None = None) -> range:

@@ -231,6 +231,9 @@ def test_which_runs_are_asked_for() -> None:
     assert sorted(seed for arm, seed in home if arm == OURS) == list(range(FRESH, FRESH + 4)) and len(home) == 8
     assert [seed for arm, seed in other if arm == alone] == list(range(5)) and len(other) == 2 * 7 + 5
     assert len(claim.runs(OTHER.name, 3)) == 9
+    assert list(replace(claim, fresh_from=FRESH + 9).deciding()) == list(range(FRESH + 9, FRESH + 13))
+    with pytest.raises(ValueError, match=f"claim 1: fresh_from: expected at least {FRESH}, got 99"):
+        replace(claim, fresh_from=99)
     with pytest.raises(ValueError, match="claim 1: seeds_in: expected one of"):
         replace(claim, seeds_in={"warm": 7})
     with pytest.raises(ValueError, match="claim 1: home: expected a claim on fresh seeds to be tried there alone"):
