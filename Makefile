@@ -15,7 +15,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core, and start much faster with cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core test-scaled smoke-border test-peers thorough mutants check format bench lab docs clean fuzz
+.PHONY: help demo demo-scaled test test-core core-tests test-pages test-scaled test-peers thorough mutants check format bench lab docs clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -35,18 +35,23 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 	@echo "The report, one self-contained page:"
 	@$(BIN)/firstorder report --out runs/scaled-demo.html runs/scaled-demo-*-*/
 
-test: test-core test-scaled  ## everything that must hold, real vLLM and Megatron-core included
+test: test-core test-pages test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
-# One run of each arm that only the regime of the border has, beside the checks, most of whose time pyright takes on one
-# core. worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
-test-core: $(VENV)/.installed-dev  ## what holds without vLLM and Megatron-core: checks, tests, every claim at two steps
-	printf '%s\n' check smoke-border | xargs -P 2 -n 1 $(MAKE) --no-print-directory
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/scaled
-	$(BIN)/firstorder reproduce --smoke $(SMOKE)
+# worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
+CORE := $(BIN)/python -m pytest -n 2 --dist worksteal
+# The checks, most of whose time pyright takes on one core, beside the tests.
+test-core: $(VENV)/.installed-dev  ## the laws of theory, lab, sandbox and the command: checks and tests
+	printf '%s\n' core-tests check | xargs -P 2 -n 1 $(MAKE) --no-print-directory
+
+PAGES := tests/pages tests/test_notebooks.py
+core-tests: $(VENV)/.installed-dev
+	$(CORE) --ignore tests/scaled $(PAGES:%=--ignore %)
 
 SMOKE := --results runs/claims-smoke --runs runs/claims-smoke
-smoke-border: $(VENV)/.installed-dev
-	$(BIN)/firstorder reproduce 41 --smoke --regime border --jobs 1 $(SMOKE)
+test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, figures, the docs' commands, claims at two steps
+	$(CORE) $(PAGES)
+	$(BIN)/firstorder reproduce 41 --smoke --regime border $(SMOKE)
+	$(BIN)/firstorder reproduce --smoke $(SMOKE)
 
 # vLLM and Megatron-core keep global state, so a file has a process of its own, but for the groups that share one and its
 # imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself, CLUSTER and AHEAD
