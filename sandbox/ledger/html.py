@@ -123,7 +123,7 @@ def _cells(line: ClaimLine) -> dict[str, Any]:
     return {
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
         "home": line.claim.home, "word": line.state if line.n and line.effect else "none", "text": line.state,
-        "numbers": (line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
+        "numbers": (line.predictions, line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
     }  # fmt: skip
 
 

@@ -44,6 +44,8 @@ READING = f"""## How to read it
 - All predictions hold by an intersection-union test, with the largest of their p's; for one to fail, p is their
   number times the least. Holm's correction runs over every claim that has deciding seeds, with p = 1 while it lacks
   runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
+- *Predictions*: how many of the claim's hold (*for*), fail (*against*) or are *open* by their own tests at 5%, without
+  correction. They say what an inconclusive claim leaves open, and decide nothing.
 - *Effect*, with its 95% interval, is that of the prediction on which the verdict rests. *Power* is the chance that the
   claim's least powerful prediction is found to hold at the effect for which its seeds are planned
   (sandbox/ledger/power.py), at the level of Holm's first step. *Cost* is hours of one thread.
@@ -76,13 +78,13 @@ def markdown(
     return "\n".join(parts)
 
 
-VERDICT_TITLES = ("claim", "home", "verdict", "n", "effect", "power", "cost", "exact")
+VERDICT_TITLES = ("claim", "home", "verdict", "predictions", "n", "effect", "power", "cost", "exact")
 
 
 def _verdicts(made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row]) -> str:
     table = [
-        (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.n, line.effect, line.power,
-         line.cost, exact_text(line.claim))
+        (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.predictions, line.n,
+         line.effect, line.power, line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
     words = " ".join(filter(None, (f"{counts_text(made)}.", waiting_text(found), spent(rows))))

@@ -22,6 +22,7 @@ class ClaimLine:
 
     claim: Claim
     state: str
+    predictions: str
     n: str
     effect: str
     power: str
@@ -38,14 +39,21 @@ def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int
 def _line(claim: Claim, found: Finding | None, need: Need) -> ClaimLine:
     asked = len(claim.deciding()) if found is None else len(found.seeds)
     if found is None and need.is_out_of_reach:
-        return ClaimLine(claim, OUT_OF_REACH, "", "", "", cost_text(need.hours))
+        return ClaimLine(claim, OUT_OF_REACH, "", "", "", "", cost_text(need.hours))
     power = need.power(asked)
     shown = (OPEN if math.isnan(power) else f"{power:.0%}", cost_text(asked * need.hours_per_seed))
     if found is None or found.word is None:
         runs = 0 if found is None else min((len(one.values) for one in found.outcomes), default=0)
-        return ClaimLine(claim, OPEN, f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
+        return ClaimLine(claim, OPEN, "", f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
     key = key_outcome(found)
-    return ClaimLine(claim, found.word, str(asked), "" if key is None else effect_text(key), *shown)
+    effect = "" if key is None else effect_text(key)
+    return ClaimLine(claim, found.word, stands_text(found.outcomes), str(asked), effect, *shown)
+
+
+def stands_text(outcomes: Sequence[Outcome]) -> str:
+    """The number of predictions in each reading by its own test."""
+    counts = Counter(word_text(one) for one in outcomes)
+    return ", ".join(f"{counts[word]} {word}" for word in ("for", "against", "open", "not applicable") if counts[word])
 
 
 def key_outcome(found: Finding) -> Outcome | None:
@@ -139,6 +147,5 @@ def criterion_text(prediction: Prediction) -> str:
 
 __all__ = [
     "OPEN", "ORDER", "OUT_OF_REACH", "ClaimLine", "cost_text", "counts_text", "criterion_text", "effect_text",
-    "key_outcome",
-    "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
+    "key_outcome", "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
 ]  # fmt: skip

@@ -80,6 +80,22 @@ def test_the_markdown_counts_what_it_shows(found: list[Finding], rows: dict[str,
     assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in text
 
 
+def test_a_line_counts_its_predictions_by_their_own_tests(found: list[Finding], rows: dict[str, Row]) -> None:
+    """As many as the claim has, in the readings of its table; none while runs are missing."""
+    deciding = {one.claim.number: one for one in found if one.decides}
+    counted = 0
+    for line in summary.lines(CHOSEN, found, needs(CHOSEN, REGIMES, rows)):
+        one = deciding.get(line.claim.number)
+        if one is None or one.word is None:
+            assert line.predictions == ""
+            continue
+        words = [summary.word_text(outcome) for outcome in one.outcomes]
+        parts = dict(part.split(" ", 1)[::-1] for part in line.predictions.split(", "))
+        assert parts == {word: str(words.count(word)) for word in set(words)}
+        counted += len(words)
+    assert counted > 1
+
+
 def test_the_effect_shown_is_the_one_on_which_the_word_rests(found: list[Finding]) -> None:
     """Of a claim that holds the prediction with the largest p, of one that fails the one that is surest to."""
     for one in found:
