@@ -82,6 +82,7 @@ class StoredRows:
         for part, where_F in parts:
             for own, numbers in enumerate(part.layer_sets):
                 g = layer_sets.index(numbers)
+                # Sources are appended below, so a part's own numbers move up by those there already.
                 source_GF[g, where_F] = part.source_GF[own] + len(sources)
                 row_GF[g, where_F] = part.row_GF[own]
             sources += part.sources
@@ -104,6 +105,7 @@ class StoredFeatures(RouterFeatures):
         layer_numbers: tuple[int, ...],
         shift: tuple[Mapping[int, Tensor], float] | None = None,
     ):
+        # Past the dataclass's own __init__: hidden states and logits are properties here.
         own = {"rows": rows, "offsets": offsets, "layer_numbers": layer_numbers}
         self.__dict__.update(own, stored_hidden=stored_hidden, stored_logits=stored_logits, shift=shift)
 
@@ -157,6 +159,7 @@ class StoredFeatures(RouterFeatures):
 
     def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         group = self.stored_logits.group
+        # Shifted logits need their hidden states, a product that readers make; so they are fetched and compared here.
         if group is None or self.shift is not None or not isinstance(other, StoredFeatures):
             return super()._compared(other, measure)
         every, found = self.stored_logits.parts(), group.ask(compare_own, self, other, measure)

@@ -47,9 +47,11 @@ class StoredRecord(RoutingRecord):
         num_experts: int,
         slots: tuple[int, torch.dtype],
     ):
+        # Only sources with rows here, renumbered.
         used = stretches.source_S.unique()
         number_of = torch.zeros(len(sources), dtype=torch.int64)
         number_of[used] = torch.arange(len(used))
+        # Past the dataclass's own __init__, which would check ids that are elsewhere; makers have checked them.
         own = {
             "sources": tuple(sources[i] for i in used.tolist()),  # a reference that is not needed keeps its object
             "stretches": replace(stretches, source_S=number_of[stretches.source_S]),
@@ -104,13 +106,16 @@ class StoredRecord(RoutingRecord):
     def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
         """`count` of both records' ids, by the actors that made this one, each of its own rows and layers."""
         group = self._group
+        # No group: this process is itself an actor, and fetches what it compares.
         if group is None or not isinstance(other, StoredRecord):
             return super().compared(other, count)
         parts: list[RouteCounts] = []
         rows: list[Tensor] = []
         for home, found in enumerate(group.ask(compare_own, self, other, count)):
+            # In the order in which the actor went through its sources: both sides derive it from the record.
             rows += [self._rows(own) for _, own in _own(self, home)]
             parts += found
+        # A row has as many counts as there are sets of layers: `placed` adds them.
         return RouteCounts.concat(parts).placed(torch.cat(rows), int(self.offsets[-1]))
 
     def blocks(self) -> Iterator[Int[Tensor, "rows L K"]]:
@@ -151,7 +156,7 @@ class StoredRecord(RoutingRecord):
         for number in taken.source_S.unique().tolist():  # few of many: a micro-batch has its rows from some ranks
             source, own = self.sources[number], taken.at(taken.source_S == number)
             shared = [n for n in source.layer_numbers if n in layers]
-            if shared:
+            if shared:  # under pipeline parallelism a source may have none of these layers
                 rows_R, place_R = (
                     ranges(own.start_S, own.num_S),
                     ranges(offsets[own.response_S] + own.first_S, own.num_S),
@@ -179,6 +184,7 @@ class StoredRecord(RoutingRecord):
         for b, stretches in enumerate(stretches_B):
             at = 0
             for record, i, start in stretches:
+                # By identity: turns of many responses lie in the same few records, each of which is taken from once.
                 assert isinstance(record, StoredRecord), "all turns are of the same engines"
                 records[id(record)] = record
                 asked.setdefault(id(record), []).append((i, start, b, at))
@@ -220,6 +226,7 @@ class StoredRecord(RoutingRecord):
 
     def _check_covered(self) -> None:
         """ValueError unless every row of every layer has one source."""
+        # Per set of layers, not per layer: ranks of a stage have the same layers, so a handful of counts is enough.
         sets = list(dict.fromkeys(source.layer_numbers for source in self.sources))
         set_of = torch.tensor([sets.index(source.layer_numbers) for source in self.sources], dtype=torch.int64)
         set_S, num_rows = set_of[self.stretches.source_S], int(self.offsets[-1])

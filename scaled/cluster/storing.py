@@ -39,9 +39,11 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
     def put(number: int, tensor: Tensor, layers: tuple[int, ...]) -> tuple[Any, str, Any, tuple[int, ...]]:
         name = str(len(tensors[number]))
         tensors[number].append((name, tensor))
+        # The sender has no reference yet: its bucket becomes an object when the call returns.
         return Hole("stored", number), name, Hole("owner", 0), layers
 
     def stand_in(found: Any) -> StoredRecord | StoredFeatures | None:
+        # The exact type: what is stored already, a subclass, travels as its references.
         if type(found) is RoutingRecord:
             return _record_apart(found, num, put)
         if type(found) is RouterFeatures:
@@ -96,6 +98,7 @@ def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
     """
     if backlog is None:
         return None
+    # A response that continues is joined from old and new rows, and a record has rows of one kind only.
     groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group)) for own in backlog.groups]
     return replace(backlog, groups=tuple(groups))
 

@@ -41,7 +41,7 @@ class StoredTensors:
 
 def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = unchanged) -> Iterator[tuple[Any, int]]:
     """References to buckets of the converted tensors, and their sizes in bytes; local tensors are stored first."""
-    if isinstance(named_tensors, StoredTensors):
+    if isinstance(named_tensors, StoredTensors):  # in the store already: only references pass through this process
         yield from named_tensors.stored(convert)
         return
     for bucket in buckets(convert(named_tensors), bucket_bytes):

@@ -110,10 +110,12 @@ def route_parts(
         start=0,
         layer_numbers=used.layer_numbers,
         used=None if for_update else _first(used, num),
+        # The same record twice would be sent twice.
         natural=None if is_natural and not for_update else _first(natural, num),
         features=None if features is None else _first_features(features, num),
         scores=None if for_update or scores is None else _first_features(scores, num),
     )
+    # A context-parallel rank has two runs of positions, which lie side by side in its rows.
     firsts = accumulate(map(len, runs[:-1]), initial=0)
     parts = (
         [whole] if len(runs) == 1 else [_rows(whole, first, len(run)) for first, run in zip(firsts, runs, strict=True)]
@@ -193,6 +195,7 @@ def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
     Raises ValueError where the parts leave a response, row or layer out.
     """
     logp_pi_BT = _tokens(parts)["logp_bT"]
+    # A micro-batch without a token has no means.
     micro = [(count, metrics) for part in parts for count, metrics in part.micro_metrics if count > 0]
     metrics = combine_metrics(micro)
     metrics["actor/objective"] = torch.stack([value for part in parts for value in part.objectives]).sum().item()
@@ -212,6 +215,7 @@ def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> dict[str, Tens
     tokens = [token for part in parts for token in part.tokens]
     seen = sorted(i for token in tokens for i in token.indices)
     B = len(sizes.num_rows_B)
+    # Twice is as wrong as never: such a response would count twice in the gradient, too.
     if seen != list(range(B)):
         raise ValueError(f"expected each of {B} responses from exactly one rank, got responses {seen}")
     whole: dict[str, Tensor] = {}
