@@ -97,10 +97,10 @@ def _said(found: pd.DataFrame) -> str:
         f"{one['length']:.0f} tokens and a KL of {number(one['kl'])} {one['collapsed']} of {one['n']} runs collapse"
         for one in (long, short)
     ]
-    said = [
-        f"`{name}` {'orders' if orders(long, short, name) else 'does not order'} the two lengths as their collapses do"
-        for name in NUMBERS
-    ]
+    order, other = ([f"`{n}`" for n in NUMBERS if orders(long, short, n) == asked] for asked in (True, False))
+    subject = " and ".join(order) or f"neither {' nor '.join(other)}"
+    said = [f"{subject} {'order' if len(order) > 1 else 'orders'} the two lengths as their collapses do"]
+    said += [f"{' and '.join(other)} does not"] if order and other else []
     if long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]:
         said.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
     return f"At {facts[0]}, at {facts[1]}: {'; '.join(said)}.\n"
