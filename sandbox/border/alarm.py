@@ -1,20 +1,23 @@
 """An alarm that a person can set: one metric and one limit, chosen on some runs and tried on others.
 
 A row holds each metric's means over windows of a run. The alarm of a rule goes off at the end of the first window whose
-mean is beyond the limit; if the rule is `relative`, whose ratio to the mean of the run's first two windows is. It is
+mean is beyond the limit; if the rule is `relative`, the first after two whose ratio to the mean of these two is. It is
 *in time* for a run that collapses if it goes off before the collapse (see `ledger/course.py`), and *false* in a run
 that does not collapse.
 
 The rule is chosen by its score: the share of collapsing runs in which it is in time minus the share of others in which
-it is false. Its limit is a quantile of the values in the runs on which it is chosen. Its score on those is too
-optimistic; the score on other runs counts.
+it is false, a mean over the numbers N of updates per rollout, since a metric may tell N and no collapse. Its limit is a
+quantile of the values in the runs on which it is chosen. Its score on those is too optimistic; the score on other runs
+counts.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from jaxtyping import Float
@@ -31,7 +34,7 @@ WATCHED: Mapping[str, int] = {
 """Metrics that a trainer logs, with the direction of harm: 1 up, -1 down."""
 
 BASE = 2
-"""Number of initial windows with which a relative rule compares; no alarm goes off within them."""
+"""Number of initial windows with which a relative rule compares; its alarm does not go off within them."""
 
 GRID = 60
 """Number of limits tried per metric: quantiles of the observed values."""
@@ -82,7 +85,7 @@ def alarm_at(rule: AlarmRule, row: Row) -> float | None:
 
 
 def _first_beyond(signal: Float[np.ndarray, " windows"], rule: AlarmRule) -> float | None:
-    # False for nan: the first windows, and those without a value.
+    # False for nan: windows without a value, and the first ones of a relative rule.
     beyond = signal > WATCHED[rule.metric] * rule.limit
     return float((beyond.argmax() + 1) / len(signal)) if beyond.any() else None
 
@@ -113,19 +116,35 @@ def _trial(rule: AlarmRule, signals: Sequence[Float[np.ndarray, " windows"]], en
     return Trial(len(ends) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
 
 
-def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[AlarmRule, Trial]]:
-    """The best rule of each metric, relative or not, with its trial on these rows; the largest score first."""
+def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[AlarmRule, float]]:
+    """The best rule of each metric, relative or not, with its score on these rows; the largest score first."""
     found = []
-    known, ends = _ends(rows)
+    strata = [_ends(own) for own in by_updates(rows).values()]
     for metric in metrics:
         pairs = []
         for relative in (False, True):
-            signals = [_signal(row, metric, relative) for row in known]  # shared by all GRID rules
-            trials = [(rule, _trial(rule, signals, ends)) for rule in _candidates(metric, relative, rows)]
-            pairs += [pair for pair in trials if not math.isnan(pair[1].score)]
+            # Shared by all GRID rules.
+            signals = [([_signal(row, metric, relative) for row in known], ends) for known, ends in strata]
+            for rule in _candidates(metric, relative, rows):
+                score = mean_score([_trial(rule, *own) for own in signals])
+                pairs += [] if math.isnan(score) else [(rule, score)]
         if pairs:
-            found.append(max(pairs, key=lambda pair: pair[1].score))
-    return sorted(found, key=lambda pair: -pair[1].score)
+            found.append(max(pairs, key=lambda pair: pair[1]))
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def mean_score(trials: Sequence[Trial]) -> float:
+    """The mean of the trials' scores, in [-1, 1]; those without runs of both kinds have none, nan if none has."""
+    scores = [trial.score for trial in trials if not math.isnan(trial.score)]
+    return fmean(scores) if scores else math.nan
+
+
+def by_updates(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    """The rows by N, ascending, which the name of their arm tells."""
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(int(re.findall(r"-N(\d+)", row["arm"])[0]), []).append(row)
+    return dict(sorted(found.items()))
 
 
 def share_text(count: int, of: int) -> str:
@@ -147,14 +166,16 @@ def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[AlarmR
 
 
 def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " windows"]:
-    """The metric's windows, the first BASE set to nan, with the sign such that more is worse."""
+    """The metric's windows, with the sign such that more is worse; relative, the first BASE are nan."""
     series = row["series"].get(metric) or []
     values = np.array([math.nan if value is None else value for value in series], dtype=np.float64)
     if relative and len(values):
         base = values[:BASE].mean()
         values = values / base if base > 0 else np.full_like(values, math.nan)
-    values[:BASE] = math.nan
+        values[:BASE] = math.nan
     return WATCHED[metric] * values
 
 
-__all__ = ["BASE", "WATCHED", "AlarmRule", "Trial", "alarm_at", "choose", "share_text", "tried"]
+__all__ = [
+    "BASE", "WATCHED", "AlarmRule", "Trial", "alarm_at", "by_updates", "choose", "mean_score", "share_text", "tried",
+]  # fmt: skip

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border.alarm import choose, share_text, tried
+from sandbox.border.alarm import Trial, by_updates, choose, mean_score, share_text, tried
 from sandbox.border.fit import BorderFit, expected, fit_all
 from sandbox.border.lengths import alarm_elsewhere, is_branch, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
@@ -88,13 +88,16 @@ SIGN = """## The sign of the weight
 
 ALARM = """## An alarm
 
-Which metric, with which limit, warns of a collapse in time? For each metric the best limit was chosen on the
-{num_chosen} runs of seeds up to {last} (all gaps, N and remedies), by the share of collapses with an alarm in time
-minus the share of false alarms, and tried on the {num_others} runs of seeds from {fresh} on.
+Which metric, with which limit, warns of a collapse in time? A limit is on the metric itself, from the first twentieth
+of a run on, or on its ratio to the first tenth, and then from there on. For each metric the best limit was chosen on
+the {num_chosen} runs of seeds up to {last} (all gaps, N and remedies), and tried on the {num_others} runs of seeds from
+{fresh} on. The score is the share of collapses with an alarm in time minus the share of false alarms, at each N, and
+then its mean over N: some metrics tell N, and no collapse.
 """
 
-SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on the other runs, and goes off in
-{false} runs that do not collapse.
+SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on
+the other runs, and goes off in {false} runs that do not collapse. By N, in time and false:
+{by_n}.
 """
 
 NUM_ALARMS = 5
@@ -260,19 +263,26 @@ def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
     of_map = (row for row in rows.values() if row["regime"] == regime.name)
     own = [row for row in of_map if not is_on_sums(row) and not is_branch(row)]
     chosen_on, others = ([row for row in own if (row["seed"] >= FRESH) == is_fresh] for is_fresh in (False, True))
-    lines = []
-    for rule, first in choose(chosen_on)[:NUM_ALARMS]:
-        then = tried(rule, others)
+    lines, said = [], ""
+    for rule, score in choose(chosen_on)[:NUM_ALARMS]:
+        then, by_n = tried(rule, others), {n: tried(rule, some) for n, some in by_updates(others).items()}
+        told, false = share_text(then.in_time, then.num_collapsed), share_text(then.false, then.num_others)
         lead = "–" if math.isnan(then.lead) else f"{then.lead:.0%} of the run"
-        lines.append((rule.words, f"{first.score:.2f}", share_text(then.in_time, then.num_collapsed),
-                      share_text(then.false, then.num_others), lead))  # fmt: skip
+        lines.append((rule.words, f"{score:.2f}", f"{mean_score([*by_n.values()]):.2f}", told, false, lead))
+        said = said or SAID.format(metric=rule.words, told=told, false=false, by_n=_by_n(by_n))
     if not lines:
         return ""
-    titles = ("alarm", "score where chosen", "alarms in time", "false alarms", "median lead")
+    titles = ("alarm", "score where chosen", "score where tried", "alarms in time", "false alarms", "median lead")
     words = ALARM.format(num_chosen=len(chosen_on), num_others=len(others), last=FRESH - 1, fresh=FRESH)
-    said = SAID.format(metric=lines[0][0], told=lines[0][2], false=lines[0][3])
     elsewhere = alarm_elsewhere(rows, regime)
     return f"{words}\n{said}\n{markdown_table(titles, lines)}" + (f"\n{elsewhere}" if elsewhere else "")
+
+
+def _by_n(trials: Mapping[int, Trial]) -> str:
+    return "; ".join(
+        f"N = {n}: {one.in_time} of {one.num_collapsed} and {one.false} of {one.num_others}"
+        for n, one in trials.items()
+    )
 
 
 __all__ = ["DEGREES", "markdown"]

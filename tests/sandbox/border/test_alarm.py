@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox.border.alarm import BASE, AlarmRule, alarm_at, choose, share_text, tried
+from sandbox.border.alarm import BASE, AlarmRule, alarm_at, by_updates, choose, share_text, tried
+from sandbox.claims import CLAIMS
 
 NUM_WINDOWS = 20
-KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
+KL, REWARD, ENTROPY = "rollout_corr/k3_kl", "reward/mean", "actor/entropy"
 
 
 def run(metric: str, values: list[float | None], collapses_at: int | None = None) -> dict[str, Any]:
     """A row of 20 steps with one metric; its accuracy falls to 0 at `collapses_at`, or holds."""
     fall = NUM_WINDOWS + 1 if collapses_at is None else collapses_at
     evaluations = [[step, 0.4 if step < fall else 0.0] for step in range(NUM_WINDOWS + 1)]
-    return {"series": {metric: values}, "evaluations": evaluations, "num_steps": NUM_WINDOWS}
+    return {"series": {metric: values}, "evaluations": evaluations, "num_steps": NUM_WINDOWS, "arm": "grpo-N8"}
 
 
 def rising(window: int, low: float = 1.0, high: float = 3.0) -> list[float | None]:
@@ -26,11 +27,12 @@ def rising(window: int, low: float = 1.0, high: float = 3.0) -> list[float | Non
 
 
 def test_an_alarm_goes_off_at_the_end_of_the_first_window_beyond() -> None:
-    """Above for what is feared to rise, below for what is feared to fall; never within the beginning."""
+    """Above for what is feared to rise, below for what is feared to fall; relative, never within the beginning."""
     assert alarm_at(AlarmRule(KL, False, 2.0), run(KL, rising(5))) == 6 / NUM_WINDOWS
     assert alarm_at(AlarmRule(KL, False, 3.0), run(KL, rising(5))) is None
     assert alarm_at(AlarmRule(REWARD, False, 2.0), run(REWARD, rising(5, 3.0, 1.0))) == 6 / NUM_WINDOWS
-    assert alarm_at(AlarmRule(KL, False, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, False, 0.5), run(KL, rising(5))) == 1 / NUM_WINDOWS
+    assert alarm_at(AlarmRule(KL, True, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
 
 
 def test_a_relative_rule_knows_no_units() -> None:
@@ -67,13 +69,37 @@ def test_the_choice_finds_the_limit_that_was_planted() -> None:
         return run(KL, values.tolist(), collapses_at=15 if collapses else None)
 
     rows, others = ([draw(i % 2 == 0) for i in range(40)] for _ in range(2))
-    (rule, trial), *_ = choose(rows)
-    assert rule.metric == KL and trial.score == 1.0
+    (rule, score), *_ = choose(rows)
+    assert rule.metric == KL and score == 1.0
     assert tried(rule, others).score > 0.9
 
 
 def test_runs_of_one_kind_choose_nothing() -> None:
     assert choose([run(KL, rising(5))]) == [] and math.isnan(tried(AlarmRule(KL, False, 2.0), []).score)
+
+
+def test_every_arm_tells_its_updates_per_rollout() -> None:
+    """Rows are put together by the N of their arms, for all arms of the ledger that train at the border."""
+    arms = {arm for claim in CLAIMS for arm in (*claim.arms, *claim.also) if claim.home == "border"}
+    found = by_updates([{"arm": arm.name} for arm in arms])
+    assert list(found) == [1, 2, 4, 8, 16]
+    numbers = {arm.name: arm.num_minibatches for arm in arms}
+    assert all(numbers[row["arm"]] == n for n, own in found.items() for row in own)
+
+
+def test_a_metric_that_tells_n_is_not_chosen() -> None:
+    """The entropy is low at N = 8, where most runs collapse, and no lower in those; the KL tells some collapses at
+    each N. Over all runs together the entropy would have the larger score, over N it has none."""
+    drawn = []
+    for n, low, falling in ((1, 1.0, 2), (8, 0.1, 8)):
+        for number in range(10):
+            falls = number < falling
+            series = {ENTROPY: [low] * NUM_WINDOWS, KL: [3.0 if falls and number % 2 else 1.0] * NUM_WINDOWS}
+            drawn.append(run(KL, [], collapses_at=10 if falls else None) | {"arm": f"grpo-N{n}", "series": series})
+    found = {rule.metric: (rule, score) for rule, score in choose(drawn, (KL, ENTROPY))}
+    assert found[KL][1] == pytest.approx(0.5) and found[ENTROPY][1] == 0.0
+    assert tried(AlarmRule(ENTROPY, False, 0.5), drawn).score == pytest.approx(0.6)
+    assert tried(found[KL][0], drawn).score == pytest.approx(0.5)
 
 
 def test_a_share_has_its_exact_interval() -> None:
