@@ -123,6 +123,23 @@ def test_features_that_differ_do_not_join() -> None:
         alone.plus_bias({n: torch.zeros(4, 5) for n in LAYERS})
 
 
+def test_parts_by_layers_and_responses_are_assembled() -> None:
+    """Two stages of two ranks each give the whole; where a stage has no row of a rank, the number of pairs is named."""
+    whole, halves = draw_features(3, [3, 1, 0, 2]), ([3, 0], [1, 2])
+
+    def part(own: list[int], layers: tuple[int, ...]) -> RouterFeatures:
+        some = whole.select(own)
+        return some.at(torch.arange(len(some.rows)), some.offsets, layers)
+
+    parts = [(part(own, layers), own) for layers in ((1, 5), (2,)) for own in halves]
+    found = RouterFeatures.assembled(parts, len(whole))
+    assert torch.equal(found.rows, whole.rows) and torch.equal(found.offsets, whole.offsets)
+    assert found.hidden is not None and whole.hidden is not None and found.layer_numbers == LAYERS
+    assert torch.equal(found.logits, whole.logits) and torch.equal(found.hidden, whole.hidden)
+    with pytest.raises(ValueError, match=r"^expected features of 18 rows and layers, got 16$"):
+        RouterFeatures.assembled([parts[0], *parts[2:]], len(whole))
+
+
 def test_half_precision_logits_widen() -> None:
     """p_old of 16-bit logits is taken in float32: the bias is not rounded to eight bits."""
     features = draw_features(0, [2])

@@ -8,6 +8,7 @@ Paper: Pr2 (arXiv 2606.00395) sec. 4.1, App. D and E.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -139,18 +140,16 @@ class RouterFeatures:
         ]
         keys = [own_F * width + part.rows for (part, _), own_F in zip(parts, response_F, strict=True)]
         all_F = torch.cat(keys).unique()
-        places, is_filled_FL = [], torch.zeros(len(all_F), len(layers), dtype=torch.bool)
+        places = []
+        # By set of layers, of which there are a few, not by layer: rows may be those of a whole batch.
+        filled = {part.layer_numbers: torch.zeros(len(all_F), dtype=torch.bool) for part, _ in parts}
         for (part, _), key_F in zip(parts, keys, strict=True):
-            where = (
-                torch.searchsorted(all_F, key_F)[:, None],
-                torch.tensor([layers.index(n) for n in part.layer_numbers]),
-            )
-            is_filled_FL[where] = True
-            places.append((part, where))
-        if not bool(is_filled_FL.all()):
-            raise ValueError(
-                f"expected features of {is_filled_FL.numel()} rows and layers, got {int(is_filled_FL.sum())}"
-            )
+            where_F = torch.searchsorted(all_F, key_F)
+            filled[part.layer_numbers][where_F] = True
+            places.append((part, (where_F[:, None], torch.tensor([layers.index(n) for n in part.layer_numbers]))))
+        num_filled = _num_filled(filled, layers)
+        if num_filled < len(all_F) * len(layers):
+            raise ValueError(f"expected features of {len(all_F) * len(layers)} rows and layers, got {num_filled}")
         counts = torch.bincount(all_F // width, minlength=num_responses).tolist()
         return parts[0][0]._assembled(places, all_F % width, offsets_of(counts), layers)
 
@@ -214,6 +213,12 @@ class RouterFeatures:
         absent = [n for n in self.layer_numbers if n not in predictor]
         if absent:
             raise ValueError(f"expected a predictor for layers {list(self.layer_numbers)}, got none for {absent}")
+
+
+def _num_filled(filled: Mapping[tuple[int, ...], Bool[Tensor, " F"]], layers: Sequence[int]) -> int:
+    """The number of (row, layer) pairs that some part has, from the rows that each set of layers has."""
+    holders = Counter(tuple(numbers for numbers in filled if layer in numbers) for layer in layers)
+    return sum(num * int(torch.stack([filled[n] for n in own]).any(0).sum()) for own, num in holders.items())
 
 
 def layer_products(hidden_FLD: Float[Tensor, "F L D"], W_LDE: Float[Tensor, "L D E"]) -> Float[Tensor, "F L E"]:
