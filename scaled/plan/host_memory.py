@@ -36,7 +36,7 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
     share. The driver's own copy of tokens, on its machine, is not counted; of features and scores it has none. Router
     logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
-    ranks that made them.
+    ranks that made them, and so do pi's router scores.
     """
     algorithm = config.algorithm.build()
     responses, parts = algorithm.num_prompts * algorithm.num_responses, {}
@@ -53,7 +53,9 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         parts["router features"] = cached
     if algorithm.objective.uses_router_shift:
         rows = responses * config.rollout.max_model_len
-        parts["old's router scores"] = payloads.routing_bytes(shape, rows, payloads.SCORE_BYTES)
+        scores = payloads.routing_bytes(shape, rows, payloads.SCORE_BYTES)
+        # Pi's are of one mini-batch, on the machines of the ranks that made them.
+        parts["router scores of old and pi"] = scores + -(-scores // (algorithm.num_minibatches * machines))
     if config.schedule.steps_off > 1:
         precision = config.rollout.precision
         version = payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])

@@ -195,14 +195,17 @@ def test_router_logits_are_counted_where_they_are_made():
 
 
 def test_routers_scores_are_counted():
-    """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine."""
+    """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine; pi's, of one
+    mini-batch, are on the machines that made them."""
     words = ("--algorithm.objective.correction.name", "token_tis")  # on old/mu: the ratio that is scaled stays apart
     shifted = recipe(*words, "--algorithm.objective.router_shift_floor", "0.8")
     algorithm, rows = shifted.algorithm.build(), shifted.rollout.max_model_len
     expected = 4 * 48 * 8 * algorithm.num_prompts * algorithm.num_responses * rows
     assert step_payloads(shifted, QWEN)["old's router scores, float32"] == expected
-    assert host_memory(shifted, QWEN).parts["old's router scores"] == expected
-    assert "old's router scores" not in host_memory(recipe(), QWEN).parts
+    name, machines = "router scores of old and pi", shifted.training.num_ranks // shifted.cluster.gpus_per_node
+    of_pi = -(-expected // (algorithm.num_minibatches * machines))
+    assert machines > 1 and host_memory(shifted, QWEN).parts[name] == expected + of_pi
+    assert name not in host_memory(recipe(), QWEN).parts
 
 
 def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
