@@ -97,8 +97,11 @@ then its mean over N: some metrics tell N, and no collapse.
 
 SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on
 the other runs, and goes off in {false} runs that do not collapse. By N, in time and false:
-{by_n}.
+{by_n}.{weak}
 """
+
+WEAK = 0.5
+"""A mean score below this is called weak."""
 
 NUM_ALARMS = 5
 """Number of alarms on the page: those with the best scores where they were chosen."""
@@ -268,8 +271,10 @@ def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
         then, by_n = tried(rule, others), {n: tried(rule, some) for n, some in by_updates(others).items()}
         told, false = share_text(then.in_time, then.num_collapsed), share_text(then.false, then.num_others)
         lead = "–" if math.isnan(then.lead) else f"{then.lead:.0%} of the run"
-        lines.append((rule.words, f"{score:.2f}", f"{mean_score([*by_n.values()]):.2f}", told, false, lead))
-        said = said or SAID.format(metric=rule.words, told=told, false=false, by_n=_by_n(by_n))
+        fresh = mean_score([*by_n.values()])
+        lines.append((rule.words, f"{score:.2f}", f"{fresh:.2f}", told, false, lead))
+        weak = " One limit is a weak alarm." if fresh < WEAK else ""
+        said = said or SAID.format(metric=rule.words, told=told, false=false, by_n=_by_n(by_n), weak=weak)
     if not lines:
         return ""
     titles = ("alarm", "score where chosen", "score where tried", "alarms in time", "false alarms", "median lead")
