@@ -45,16 +45,18 @@ def svg(figure: Figure) -> str:
 def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES)) -> Figure:
     """A panel per remedy: mean area by N and engine gap, and the number of collapsed runs unless it is 0.
 
-    `places` is `table.places` of GRPO's runs. Places without runs are grey; those that equal another by construction
-    show that one.
+    `places` is `table.places` of GRPO's runs. Places without runs are grey, and a gap without any has no row; places
+    that equal another by construction show that one.
     """
+    seen = set(places.loc[places["N"].isin(DEGREES) & places["remedy"].isin(remedies), "gap"])
+    gaps = [gap for gap in ROUTER_GAPS if gap in seen]
     top = float(places["area"].to_numpy(dtype=float).max())
     columns = min(4, len(remedies))
     lines = -(-len(remedies) // columns)
     figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for axis, remedy in zip(axes, remedies, strict=False):
-        _panel(axis, places, remedy, top)
+        _panel(axis, places, remedy, gaps, top)
     for axis in axes[len(remedies) :]:
         axis.set_axis_off()
     bar = ScalarMappable(Normalize(0.0, top), COLOURS)
@@ -64,9 +66,9 @@ def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES
     return figure
 
 
-def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
+def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], top: float) -> None:
     colours = matplotlib.colormaps[COLOURS]
-    for y, gap in enumerate(ROUTER_GAPS):
+    for y, gap in enumerate(gaps):
         for x, n in enumerate(DEGREES):
             twin = same_as(gap, n, remedy)
             found = where(places, gap=gap, N=n, remedy=twin)
@@ -82,9 +84,9 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, top: float) -> None:
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
                 axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, fontsize=6, weight="bold")
     axis.set_title(TITLES[remedy])
-    axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(ROUTER_GAPS) - 0.5, -0.5))
+    axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(gaps) - 0.5, -0.5))
     axis.set_xticks(range(len(DEGREES)), [str(n) for n in DEGREES])
-    axis.set_yticks(range(len(ROUTER_GAPS)), [GAP_WORDS[gap] for gap in ROUTER_GAPS])
+    axis.set_yticks(range(len(gaps)), [GAP_WORDS[gap] for gap in gaps])
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
 
