@@ -38,18 +38,18 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 test: test-core test-pages test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
 # worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
-CORE := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # The checks, most of whose time pyright takes on one core, beside the tests.
 test-core: $(VENV)/.installed-dev  ## the laws of theory, lab, sandbox and the command: checks and tests
 	printf '%s\n' core-tests check | xargs -P 2 -n 1 $(MAKE) --no-print-directory
 
 PAGES := tests/pages tests/test_notebooks.py
 core-tests: $(VENV)/.installed-dev
-	$(CORE) --ignore tests/scaled $(PAGES:%=--ignore %)
+	$(PYTEST) --ignore tests/scaled $(PAGES:%=--ignore %)
 
 SMOKE := --results runs/claims-smoke --runs runs/claims-smoke
 test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, figures, the docs' commands, claims at two steps
-	$(CORE) $(PAGES)
+	$(PYTEST) $(PAGES)
 	$(BIN)/firstorder reproduce 41 --smoke --regime border $(SMOKE)
 	$(BIN)/firstorder reproduce --smoke $(SMOKE)
 

@@ -1,14 +1,14 @@
 """An alarm that a person can set: one metric and one limit, chosen on some runs and tried on others.
 
 A row holds each metric's means over windows of a run. The alarm of a rule goes off at the end of the first window whose
-mean is beyond the limit; if the rule is `relative`, the first after two whose ratio to the mean of these two is. It is
-*in time* for a run that collapses if it goes off before the collapse (see `ledger/course.py`), and *false* in a run
-that does not collapse.
+mean is beyond the limit. If the rule is `relative`, it is the ratio to the mean of the run's first two windows that
+counts, and the alarm goes off after these at the earliest. It is *in time* for a run that collapses if it goes off
+before the collapse (see `ledger/course.py`), and *false* in a run that does not collapse.
 
 The rule is chosen by its score: the share of collapsing runs in which it is in time minus the share of others in which
-it is false, a mean over the numbers N of updates per rollout, since a metric may tell N and no collapse. Its limit is a
-quantile of the values in the runs on which it is chosen. Its score on those is too optimistic; the score on other runs
-counts.
+it is false, averaged over N, the updates per rollout: a metric may separate values of N rather than runs that collapse.
+Its limit is a quantile of the values in the runs on which it is chosen. Its score on those is too optimistic; the score
+on other runs counts.
 """
 
 from __future__ import annotations
@@ -127,20 +127,21 @@ def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list
             signals = [([_signal(row, metric, relative) for row in known], ends) for known, ends in strata]
             for rule in _candidates(metric, relative, rows):
                 score = mean_score([_trial(rule, *own) for own in signals])
-                pairs += [] if math.isnan(score) else [(rule, score)]
+                if not math.isnan(score):
+                    pairs.append((rule, score))
         if pairs:
             found.append(max(pairs, key=lambda pair: pair[1]))
     return sorted(found, key=lambda pair: -pair[1])
 
 
 def mean_score(trials: Sequence[Trial]) -> float:
-    """The mean of the trials' scores, in [-1, 1]; those without runs of both kinds have none, nan if none has."""
+    """The mean score of the trials that have one, in [-1, 1]; nan if none has."""
     scores = [trial.score for trial in trials if not math.isnan(trial.score)]
     return fmean(scores) if scores else math.nan
 
 
 def by_updates(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """The rows by N, ascending, which the name of their arm tells."""
+    """The rows by N, ascending; N is in the name of their arm."""
     found: dict[int, list[Row]] = {}
     for row in rows:
         found.setdefault(int(re.findall(r"-N(\d+)", row["arm"])[0]), []).append(row)

@@ -91,8 +91,9 @@ ALARM = """## An alarm
 Which metric, with which limit, warns of a collapse in time? A limit is on the metric itself, from the first twentieth
 of a run on, or on its ratio to the first tenth, and then from there on. For each metric the best limit was chosen on
 the {num_chosen} runs of seeds up to {last} (all gaps, N and remedies), and tried on the {num_others} runs of seeds from
-{fresh} on. The score is the share of collapses with an alarm in time minus the share of false alarms, at each N, and
-then its mean over N: some metrics tell N, and no collapse.
+{fresh} on. The score is the share of collapses with an alarm in time minus the share of false alarms, averaged over N:
+some metrics separate values of N rather than runs that collapse. Exploratory: this score and the early limits were
+chosen after other alarms had been tried on the same runs.
 """
 
 SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on

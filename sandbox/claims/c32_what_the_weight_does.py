@@ -22,7 +22,7 @@ CLAIM = Claim(
     source="here; docs/token-weight.md, MiniRL (arXiv 2512.01374) sec. 4.3",
     home="border",
     fresh_seeds=37,
-    fresh_from=200,
+    fresh_from=200,  # claims 1, 3 and 33 had used two of its arms on 104 to 143
     exact=(Link("e1", "If the weight does not help by lowering bias, bias does not tell the loss.", is_opposite=True),),
     predictions=(
         Prediction(

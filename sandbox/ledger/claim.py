@@ -150,7 +150,7 @@ class Claim:
     fresh_seeds: int = 0
     """Number of deciding seeds at home, from `fresh_from` on, as power.py recommends; 0: none."""
     fresh_from: int = FRESH
-    """The first of those: larger than FRESH where other claims had decided on its arms before."""
+    """The first of those seeds; larger than FRESH where other claims had used its arms on earlier ones."""
     num_seeds: int = 5
     """Seeds of each of its cells in `regimes`: first_seed to first_seed + num_seeds - 1."""
     first_seed: int = 0
