@@ -198,6 +198,7 @@ def test_routers_scores_are_counted():
     """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine; pi's, of one
     mini-batch, are on the machines that made them."""
     words = ("--algorithm.objective.correction.name", "token_tis")  # on old/mu: the ratio that is scaled stays apart
+    words += ("--algorithm.batch.num_minibatches", "4")
     shifted = recipe(*words, "--algorithm.objective.router_shift_floor", "0.8")
     algorithm, rows = shifted.algorithm.build(), shifted.rollout.max_model_len
     expected = 4 * 48 * 8 * algorithm.num_prompts * algorithm.num_responses * rows
