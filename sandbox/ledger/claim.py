@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sandbox.ledger.exact import Link
@@ -169,6 +169,8 @@ class Claim:
     """Remarks on its outcome by regime: what was tried, the likely reason; never the outcome itself."""
     exact: tuple[Link, ...] = ()
     """Questions of exact training that bear on it; none if it is not about an expectation, or none was asked."""
+    repeats: int | None = None
+    """The number of the inconclusive claim whose predictions it tries again on later seeds; None for a first trial."""
 
     def __post_init__(self) -> None:
         if not self.predictions:
@@ -181,6 +183,13 @@ class Claim:
             raise ValueError(f"claim {self.number}: home: expected a claim on fresh seeds to be tried there alone")
         if self.fresh_from < FRESH:
             raise ValueError(f"claim {self.number}: fresh_from: expected at least {FRESH}, got {self.fresh_from}")
+
+    def again(self, number: int, first_seed: int, num_seeds: int) -> Claim:
+        """A second trial: the same predictions at home alone, on seeds that no claim has used."""
+        return replace(
+            self, number=number, name=f"{self.name}_again", repeats=self.number, regimes=(self.home,), seeds_in={},
+            first_seed=first_seed, num_seeds=num_seeds, fresh_seeds=0, fresh_from=FRESH, also=(), also_seeds=0,
+        )  # fmt: skip
 
     @property
     def places(self) -> tuple[str, ...]:

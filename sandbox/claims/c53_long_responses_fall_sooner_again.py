@@ -1,0 +1,7 @@
+"""Claim 47 again: the 33 seeds that a difference of half of the runs needs, instead of 14."""
+
+from __future__ import annotations
+
+from sandbox.claims import c47_long_responses_fall_sooner as first
+
+CLAIM = first.CLAIM.again(53, first_seed=300, num_seeds=33)
