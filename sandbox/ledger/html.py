@@ -28,6 +28,7 @@ from sandbox.ledger.power import needs
 from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
+    TRIED_AGAIN,
     ClaimLine,
     counts_text,
     criterion_text,
@@ -113,16 +114,21 @@ def _tiles(made: Sequence[ClaimLine]) -> list[dict[str, Any]]:
     """The claims by state, in the table's order, drawn as one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
-        {"text": "without all runs" if state == OPEN else state, "word": "none" if state == OPEN else state,
+        {"text": "without all runs" if state == OPEN else state, "word": _style(state),
          "claims": [line.claim for line in made if line.state == state]}
         for state in states
     ]  # fmt: skip
 
 
+def _style(state: str) -> str:
+    """The name of a state's colour."""
+    return {OPEN: "none", TRIED_AGAIN: "inconclusive"}.get(state, state)
+
+
 def _cells(line: ClaimLine) -> dict[str, Any]:
     return {
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
-        "home": line.claim.home, "word": line.state if line.n and line.effect else "none", "text": line.state,
+        "home": line.claim.home, "word": _style(line.state) if line.n and line.effect else "none", "text": line.state,
         "numbers": (line.predictions, line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
     }  # fmt: skip
 

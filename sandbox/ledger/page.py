@@ -40,7 +40,9 @@ READING = f"""## How to read it
 - A claim is decided in one regime, its home, on seeds from {FRESH} on. **reproduced**: all its predictions hold.
   **not reproduced**: one fails. **opposite**: it is beyond its margin on the other side. **inconclusive**: the seeds
   do not decide. **not applicable**: it is about a collapse, and no run of the arm that should collapse did.
-  **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more than {MOST} seeds; none are run.
+  **tried again**: inconclusive, and repeated on later seeds by the claim whose name ends in "again", which answers the
+  question in its place. **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more
+  than {MOST} seeds; none are run.
 - All predictions hold by an intersection-union test, with the largest of their p's; for one to fail, p is their
   number times the least. Holm's correction runs over every claim that has deciding seeds, with p = 1 while it lacks
   runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.

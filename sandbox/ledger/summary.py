@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.power import Need
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
-OUT_OF_REACH, OPEN = "out of reach", "–"
-ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", OPEN, OUT_OF_REACH)
+OUT_OF_REACH, TRIED_AGAIN, OPEN = "out of reach", "tried again", "–"
+ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", TRIED_AGAIN, OPEN, OUT_OF_REACH)
 """States in the order of the page: decided ones first."""
 
 
@@ -33,6 +33,11 @@ def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int
     """A line for every claim, sorted by state (decided first), then by number."""
     deciding = {one.claim.number: one for one in found if one.decides}
     made = [_line(claim, deciding.get(claim.number), needed[claim.number]) for claim in claims]
+    repeated = {claim.repeats for claim in claims}
+    made = [
+        replace(line, state=TRIED_AGAIN) if line.state == "inconclusive" and line.claim.number in repeated else line
+        for line in made
+    ]
     return sorted(made, key=lambda line: (ORDER.index(line.state), line.claim.number))
 
 
@@ -68,7 +73,7 @@ def key_outcome(found: Finding) -> Outcome | None:
 def counts_text(made: Sequence[ClaimLine]) -> str:
     """The number of claims in each state, in words."""
     counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
-    order = [*ORDER[:5], "without all runs", OUT_OF_REACH]
+    order = [*ORDER[:6], "without all runs", OUT_OF_REACH]
     return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
 
 
@@ -146,6 +151,6 @@ def criterion_text(prediction: Prediction) -> str:
 
 
 __all__ = [
-    "OPEN", "ORDER", "OUT_OF_REACH", "ClaimLine", "cost_text", "counts_text", "criterion_text", "effect_text",
-    "key_outcome", "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
+    "OPEN", "ORDER", "OUT_OF_REACH", "TRIED_AGAIN", "ClaimLine", "cost_text", "counts_text", "criterion_text",
+    "effect_text", "key_outcome", "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
 ]  # fmt: skip

@@ -112,12 +112,25 @@ def test_arms_in_border_have_their_presets_clipping_and_own_models() -> None:
 def test_homes_are_those_of_the_rule() -> None:
     """Decision 0007: the gap itself and routes in `paper`, collapse and score in `border`, and who decides how."""
     homes = {regime.name: {claim.number for claim in CLAIMS if claim.home == regime.name} for regime in REGIMES}
-    assert homes["paper"] == {8, 9, 10, 11, 17, 18, *range(21, 27), 28}
+    assert homes["paper"] == {8, 9, 10, 11, 17, 18, *range(21, 27), 28, 51}
     assert (homes["hot"], homes["vllm"], homes["stress"], homes["noisy"]) == ({29}, {31}, set(), set())
     for claim in CLAIMS:
         measures = {prediction.measure.name for prediction in claim.predictions}
         assert not measures & {"survival", "eval/accuracy@0.75-1"}
         assert claim.deciding().start == max(FRESH, claim.first_seed, claim.fresh_from) and len(claim.deciding()) <= 40
+
+
+def test_a_second_trial_has_its_claims_predictions_and_seeds_that_no_claim_has_used() -> None:
+    """Decision 0007: the same predictions at home, once, from seed 300 on; all other claims decide on earlier seeds."""
+    by_number = {claim.number: claim for claim in CLAIMS}
+    again = [claim for claim in CLAIMS if claim.repeats is not None]
+    assert [(claim.number, claim.repeats) for claim in again] == [(51, 8), (52, 44), (53, 47)]
+    for claim in again:
+        first = by_number[claim.repeats or 0]
+        assert first.repeats is None and (claim.predictions, claim.home) == (first.predictions, first.home)
+        assert set(claim.runs(claim.home)) == {(arm, seed) for arm in claim.arms for seed in claim.deciding()}
+    used = max(max(claim.deciding()) for claim in CLAIMS if claim.repeats is None and claim.deciding())
+    assert used < 300 == min(min(claim.deciding()) for claim in again)
 
 
 def test_the_audit_behind_claim_29() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from sandbox.ledger import html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.power import needs
+from sandbox.ledger.statistics import Word
 from sandbox.ledger.verdicts import Finding, findings
 from tests.lab.browser import Page, browse, payload
 
@@ -78,6 +80,21 @@ def test_the_markdown_counts_what_it_shows(found: list[Finding], rows: dict[str,
             mark = "" if one.decides else " (exploratory)"
             assert f"| {words_of} | {one.regime}{mark} |" in text
     assert f"{len(rows)} runs, {len(rows) * 36 / 3600:.1f} hours" in text
+
+
+@pytest.mark.parametrize(("word", "state"), [("inconclusive", "tried again"), ("reproduced", "reproduced")])
+def test_an_inconclusive_claim_that_another_repeats_was_tried_again(
+    found: list[Finding], rows: dict[str, Row], word: Word, state: str
+) -> None:
+    """Its line says so, is counted so, and has the colour of an inconclusive one; a decided claim keeps its word."""
+    first = next(claim for claim in CHOSEN if claim.number == 9)
+    claims = (*CHOSEN, first.again(99, 300, 3))
+    given = [replace(one, word=word) if one.decides and one.claim == first else one for one in found]
+    made = summary.lines(claims, given, needs(claims, REGIMES, rows))
+    assert [line.state for line in made if line.claim.number in (9, 99)] == [state, summary.OPEN]
+    assert f" {state}" in summary.counts_text(made)
+    tile = f'class="tile {word}" href="#claim-9"'
+    assert tile in html.render(claims, REGIMES, given, rows, len(SEEDS))
 
 
 def test_a_line_counts_its_predictions_by_their_own_tests(found: list[Finding], rows: dict[str, Row]) -> None:
