@@ -71,6 +71,7 @@ def audit(
     folder = _run(audit_config, progress) if finished is None else RunFolder.open(finished.parent)
     frame = read(folder.path / FILE)
     _show(frame)
+    # Only now: the tables need no plotly, and are on the screen before it is imported.
     from lab.audit.page import render
 
     page = folder.path / PAGE

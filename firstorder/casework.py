@@ -53,6 +53,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
 
     unfinished = casebook.resumable(config, records.FILE)
     folder = unfinished or casebook.create(config)
+    # Held before the former cases are read, so that no other process adds one in between.
     with folder.hold():
         former = casebook.kept_cases(folder)
         if unfinished is not None:

@@ -93,22 +93,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.exit_code
     except typer.TyperException as error:
         return _fail(error.format_message())
-    except (ValueError, OSError) as error:
-        if "--debug" in words:
-            raise
-        # An error of many rows has a line for each of them.
-        for line in getattr(error, "told", [_one_line(error)])[:-1]:
-            _fail(line)
-        return _fail(getattr(error, "told", [_one_line(error)])[-1])
-    except ArithmeticError as error:
-        if "--debug" in words:
-            raise
-        return _fail(str(error), code=1)
     except Exception as error:
         if "--debug" in words:
             raise
-        where = " (unexpected: --debug shows where)"
-        return _fail(_cut(f"{type(error).__name__}: {error}", MOST - len(where)) + where, code=70)
+        return _told(error)
+
+
+def _told(error: Exception) -> int:
+    """The exit code of an error, once its line is on stderr; an error of many rows has a line for each of them."""
+    if isinstance(error, ValueError | OSError):
+        for line in getattr(error, "told", [_one_line(error)]):
+            _fail(line)
+        return 2
+    if isinstance(error, ArithmeticError):
+        return _fail(str(error), code=1)
+    where = " (unexpected: --debug shows where)"
+    return _fail(_cut(f"{type(error).__name__}: {error}", MOST - len(where)) + where, code=70)
 
 
 def _one_line(error: ValueError | OSError) -> str:

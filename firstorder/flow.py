@@ -71,6 +71,7 @@ def flow(
         folder = RunFolder.open(finished.parent)
     frame = records.read(folder.path / records.FILE)
     _show(frame)
+    # Only now: the tables need no plotly, and are on the screen before it is imported.
     from lab.flow.page import render
 
     page = folder.path / records.PAGE

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -81,7 +84,7 @@ def plan(
       firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
     from lab.strict import ConfigError
-    from scaled.plan.summary import has_megatron, make_plan
+    from scaled.plan.summary import dry_run_layout, has_megatron, make_plan
 
     for name, given in (("--rates", rates), ("--failures", failures)):
         if given is not None and simulate is None:
@@ -95,7 +98,7 @@ def plan(
         return
     made = make_plan(run_config, mean_tokens, longest_tokens)
     if dry_run and has_megatron():
-        made = _with_dry_run(made)
+        made = replace(made, ranks=dry_run_layout(made))
     elif dry_run:
         typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
@@ -105,8 +108,6 @@ def plan(
 
 
 def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None, as_json: bool) -> None:
-    import json
-
     from lab.strict import ConfigError
     from scaled.model_shape import load_shape
     from scaled.plan.feasibility import check_lengths
@@ -141,8 +142,6 @@ def _simulate(
     rates: str | None,
     as_json: bool,
 ) -> None:
-    import json
-
     from scaled.model_shape import load_shape
     from scaled.plan import what_if
     from scaled.plan.compute import lengths_of
@@ -171,8 +170,6 @@ def _simulate(
 
 def _rates(run: str) -> tuple[Rates, tuple[int, int]]:
     """The rates and the lengths of the run in that folder."""
-    from pathlib import Path
-
     from firstorder.report import run_folder
     from lab.strict import ConfigError
     from scaled.model_shape import load_shape
@@ -198,17 +195,7 @@ def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:
     return path, overrides, cluster_run(path, overrides)
 
 
-def _with_dry_run(plan: Plan) -> Plan:
-    from dataclasses import replace
-
-    from scaled.plan.summary import dry_run_layout
-
-    return replace(plan, ranks=dry_run_layout(plan))
-
-
 def _print(plan: Plan, as_json: bool) -> None:
-    import json
-
     from scaled.plan.summary import assumptions
     from scaled.plan.tables import tables
 

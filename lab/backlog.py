@@ -28,6 +28,7 @@ def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
     if backlog is None:
         return {}
     found = {"next_number": torch.tensor([backlog.next_number])}
+    # Every group has been through a call of the engine, so each has its G responses, group by group.
     rollouts = [group.rollouts for group in backlog.groups if group.rollouts is not None]
     if rollouts:
         whole = Rollouts.concat(rollouts)

@@ -83,6 +83,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     try:
         parts = json.loads(state_path.read_bytes())
         body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
+        # Over the values in canonical form: white space and the order of keys are no damage.
         if sha256(canonical(body)) != parts["state_sha256"]:
             raise ValueError("its checksum differs from the one written with it")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -111,6 +111,7 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 def _append(file: io.FileIO, end: int, data: bytes) -> None:
     try:
+        # Append mode writes at the end, wherever reading has left the position.
         # The file is unbuffered, so write() counts the bytes that the disk took.
         if (written := file.write(data)) != len(data):
             raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes were taken")
@@ -157,6 +158,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         try:
             os.chmod(temporary, 0o777 & ~_umask())
             yield temporary
+            # The entries first: after a power cut the folder's own name must not stand for an empty one.
             sync_folder(temporary)
             if path.exists():  # no rename replaces a folder that has entries, so the former one moves aside
                 os.replace(path, former)

@@ -113,7 +113,7 @@ def filter_problems(
     reused, also for another band. Raises ValueError where they are damaged or were measured otherwise, and RecordError
     where the disk refuses or another process is filtering the file.
     """
-    path, filtered = file.beside("pass_rates"), file.beside("filtered")
+    path, filtered, ids = file.beside("pass_rates"), file.beside("filtered"), file.ids
     sampled_by = _fingerprint(file, sampling, sampler)
     # A file of its own: some releases of filelock empty or remove the file that they lock.
     lock = path.with_name(f".{path.name}.lock")
@@ -123,14 +123,14 @@ def filter_problems(
         try:
             for i in range(len(rates), len(file.prompts)):
                 rates.append(_pass_rate(file.prompts[i], file.tokenizer, engine, sampling))
-                append_line(path, _line(file.ids[i], rates[i], sampling, band, sampled_by))
+                append_line(path, _line(ids[i], rates[i], sampling, band, sampled_by))
                 if shown is not None:
                     shown.show(i + 1, f"rate {rates[i]:.3f}  kept {sum(rate in band for rate in rates)}")
         finally:
             if shown is not None:
                 shown.close()
         # Rewrite all rows: `kept` in those of an earlier call may refer to another band.
-        lines = [_line(id, rate, sampling, band, sampled_by) for id, rate in zip(file.ids, rates, strict=True)]
+        lines = [_line(id, rate, sampling, band, sampled_by) for id, rate in zip(ids, rates, strict=True)]
         atomic_write(path, _joined(lines))
         kept = [text for text, rate in zip(file.texts, rates, strict=True) if rate in band]
         atomic_write(filtered, _joined(kept))
@@ -183,6 +183,7 @@ def _line(id: str, rate: float, sampling: Sampling, band: Band, sampled_by: str)
 def _texts(path: Path, prompts: Sequence[Prompt]) -> tuple[bytes, ...]:
     """The rows as lines of JSON; those of a JSON Lines file byte for byte."""
     if path.is_file() and path.suffix not in TABLES:
+        # Ids count blank lines, too, so they are places in this list.
         lines = path.read_bytes().splitlines()
         return tuple(lines[int(prompt.id.rpartition(":")[2]) - 1] for prompt in prompts)
     return tuple(_as_json(row, where) for where, row in read_rows(str(path), example=""))

@@ -74,6 +74,7 @@ class CsvLogger(_FileLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds the row, replacing a former one of this step; after a RecordError the file is as it was."""
         assert step is not None
+        # repr keeps every digit of a float64.
         row = {"step": str(step)} | {name: repr(float(value)) for name, value in metrics.items()}
         is_new, has_columns = step not in self.rows, row.keys() <= set(self.columns)
         former = dict(self.rows), list(self.columns)

@@ -9,18 +9,20 @@ from typing import Literal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 ProgressKind = Literal["bar", "lines", "none"]
+EVERY = 10
+"""Steps between two lines."""
 
 
 class ProgressLines:
-    """One line every few steps: for logs, and for runs side by side. `unit` is the word for a step."""
+    """One line every EVERY steps: for logs, and for runs side by side. `unit` is the word for a step."""
 
-    def __init__(self, name: str, num_steps: int, every: int = 10, unit: str = "step"):
-        self.name, self.num_steps, self.every, self.unit = name, num_steps, every, unit
+    def __init__(self, name: str, num_steps: int, unit: str = "step"):
+        self.name, self.num_steps, self.unit = name, num_steps, unit
         self.started = time.monotonic()
 
     def show(self, number: int, row: Mapping[str, float] | str) -> None:
         """Prints a line after `number` steps, where one is due: the metrics of the last step, or the given words."""
-        if number % self.every == 0 or number == self.num_steps:
+        if number % EVERY == 0 or number == self.num_steps:
             seconds = time.monotonic() - self.started
             place = f"{self.unit} {number:>4}/{self.num_steps}"
             print(f"{self.name:<22} {place}  {seconds:>5.0f} s  {summary(row)}", flush=True)

@@ -103,6 +103,7 @@ class RunRecorder:
         _check_finite(row, result)
         last = number == self.config.num_steps
         if number % self.config.traces.every == 0 or last:
+            # Without the experts, which other processes may hold: the file takes them a part at a time.
             mu, old = result.rollouts.experts, result.scores.natural
             rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
             trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)

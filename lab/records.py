@@ -187,6 +187,7 @@ class RunFolder:
                 f"{self.path / 'metrics.jsonl'}: expected the rows up to step {last_step}, from whose checkpoint the "
                 f"run continues, got {got}; without them it has no verdict: start again with --fresh"
             )
+        # JSON gives a float back by its shortest text, so the kept lines stay the same bytes.
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_checkpoint(
@@ -289,6 +290,7 @@ def _by_age(parent: Path, pattern: str) -> list[Path]:
 
 
 def _step_of(path: Path) -> int:
+    # By number: as text, step-1000000 comes before step-999999.
     return int(path.stem.removeprefix("step-"))
 
 

@@ -117,6 +117,7 @@ def metrics_line(step: int, metrics: Mapping[str, float | int]) -> bytes:
     """One line of metrics.jsonl; ValueError for a reserved name and for a value that is no number."""
     values = {name: _number(name, value) for name, value in metrics.items()}
     non_finite = [name for name, value in values.items() if not math.isfinite(value)]
+    # The later key wins, so a value that is not finite becomes null in its own place.
     line: dict[str, Any] = {"step": step, **values, **dict.fromkeys(non_finite)}
     if non_finite:
         line["non_finite"] = non_finite

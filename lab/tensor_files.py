@@ -50,6 +50,7 @@ def write_tensors(
         start, end = end, end + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # Spaces up to a multiple of 8, where the data are to begin.
     text = text.ljust(-(-len(text) // 8) * 8)
     with atomic_file(path) as temporary:
         with open(temporary, "wb") as file:

@@ -9,8 +9,9 @@ from pydantic import Field, field_validator, model_validator
 
 from lab.config.run import RunConfig
 from lab.strict import ConfigError, Strict
-from sandbox.engines import EngineConfig, StaleWeights
+from sandbox.engines import EngineConfig
 from sandbox.engines.reduction_order import ReductionOrder
+from sandbox.engines.stale_weights import lagging
 from sandbox.kernels import Kernels, choose
 from sandbox.model.config import ModelConfig
 from theory.routing.gates import GATES
@@ -147,18 +148,19 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _threads_fit(self) -> SandboxRun:
+        # `auto` may become true; where it does not, `settled` drops the threads.
         if (self.threads or 1) > 1 and not self.compile:
             raise ValueError(f"threads: expected 1 without compile: true, got {self.threads}")
         return self
 
     @model_validator(mode="after")
     def _features_fit(self) -> SandboxRun:
-        for defect in self.engine.defects:
-            if isinstance(defect, StaleWeights) and defect.versions > 0 and self.algorithm.replay.mode == "Pr3":
-                raise ValueError(
-                    "algorithm.replay.mode: expected a mode other than Pr3 with stale_weights (mu's router logits hold "
-                    f"the predictor of {defect.versions} hand-overs ago), got Pr3"
-                )
+        stale = lagging(self.engine.defects)
+        if stale is not None and self.algorithm.replay.mode == "Pr3":
+            raise ValueError(
+                "algorithm.replay.mode: expected a mode other than Pr3 with stale_weights (mu's router logits hold "
+                f"the predictor of {stale.versions} hand-overs ago), got Pr3"
+            )
         return self
 
     @model_validator(mode="after")
@@ -172,32 +174,29 @@ class SandboxRun(RunConfig):
 
     @model_validator(mode="after")
     def _turns_fit(self) -> SandboxRun:
-        switches = [
-            d for d in self.engine.defects if isinstance(d, StaleWeights) and d.versions > 0 and d.switch_at < 1
-        ]
-        if self.algorithm.sampling.max_turns > 1 and switches:
+        stale = lagging(self.engine.defects)
+        if self.algorithm.sampling.max_turns > 1 and stale is not None and stale.switch_at < 1:
             raise ValueError(
                 f"engine.defects: expected stale_weights with switch_at = 1 where responses have turns (it counts the "
-                f"tokens of one turn), got {switches[0].switch_at}"
+                f"tokens of one turn), got {stale.switch_at}"
             )
         return self
 
     @model_validator(mode="after")
     def _oversampling_fits(self) -> SandboxRun:
-        over = self.algorithm.oversampling
-        stale = [d for d in self.engine.defects if isinstance(d, StaleWeights) and d.versions > 0]
-        if over is None or not stale:
+        over, stale = self.algorithm.oversampling, lagging(self.engine.defects)
+        if over is None or stale is None:
             return self
-        if stale[0].switch_at < 1:
+        if stale.switch_at < 1:
             raise ValueError(
                 f"engine.defects: expected stale_weights with switch_at = 1 beside algorithm.oversampling (it counts "
-                f"the tokens of one call), got {stale[0].switch_at}"
+                f"the tokens of one call), got {stale.switch_at}"
             )
-        least = stale[0].versions + 1
+        least = stale.versions + 1
         if over.unfinished == "keep" and over.max_staleness < least:
             raise ValueError(
                 f"algorithm.oversampling.max_staleness: expected at least {least} (a response continues a version "
-                f"later, with weights that are {stale[0].versions} behind), got {over.max_staleness}"
+                f"later, with weights that are {stale.versions} behind), got {over.max_staleness}"
             )
         return self
 

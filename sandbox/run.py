@@ -43,11 +43,13 @@ from theory.streams import stream
 def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: ProgressKind = "bar") -> RunFolder:
     """Runs the config, or continues `folder`; returns the run's folder with verdict and report written.
 
-    Raises ValueError if the config does not fit its files (no new folder is left behind), and NonFiniteError, with the
-    step, if a metric or gradient is not finite (record and verdict are written first).
+    Raises ValueError if the config does not fit its files, and NonFiniteError if the loss of the cold start is not
+    finite (no new folder is left behind). Raises NonFiniteError, with the step, if a metric or gradient is not finite
+    (record and verdict are written first).
     """
     config = config.settled()
     kernels = config.kernels()
+    # Where the config says nothing too: an earlier run of this process may have set more.
     kernels.set_threads(config.threads or 1)
     for broken in probe(kernels):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
@@ -62,7 +64,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         folder.write_manifest(manifest(seed=config.seed) | {"engine": config.engine.words})
         try:
             learner, first = _prepare(config, folder, task, progress)
-        except (ValueError, OSError):
+        except (ValueError, OSError, NonFiniteError):
             if is_fresh:  # a run that could not start cannot be continued
                 folder.discard()
             raise
@@ -97,6 +99,7 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
         learner.backlog = from_tensors(checkpoint.tensors, task)
         first = checkpoint.step
     folder.truncate_metrics(first)  # steps after the checkpoint are run again
+    # Also after a resume: the engine's state holds all weights but the newest.
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=first)
     return learner, first
 

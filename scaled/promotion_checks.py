@@ -86,8 +86,9 @@ def require_own_records(runs: Sequence[TrialRun]) -> None:
     """ConfigError where two runs of different seeds sampled the same tokens, or ended with the same weights."""
     for one, other in itertools.combinations(runs, 2):
         for what in ("rollouts", "checkpoints"):
+            theirs = _contents(other.path, what)
             for name, content in _contents(one.path, what).items():
-                if content == _contents(other.path, what).get(name):
+                if content == theirs.get(name):
                     raise ConfigError(
                         f"seed: expected runs of their own, got the same {name} in {one.name} (seed "
                         f"{one.config.seed}) and {other.name} (seed {other.config.seed}): one is "

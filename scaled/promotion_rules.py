@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
@@ -168,15 +169,7 @@ def _oversampling(move: Move) -> Computed:
     return own | {"extra_prompts": extra}, f"{_SAME}; {own['extra_prompts']} of {runs_P} prompts is {extra} of {P}"
 
 
-def _correction(move: Move) -> Computed:
-    return _with_verls_bounds(move, "correction")
-
-
-def _rejection(move: Move) -> Computed:
-    return _with_verls_bounds(move, "rejection")
-
-
-def _with_verls_bounds(move: Move, part: str) -> Computed:
+def _with_verls_bounds(part: str, move: Move) -> Computed:
     verl = getattr(move.runs.objective.build(), part).verl
     return value_of(move.runs, f"objective.{part}"), f"{_SAME}; in verl: {verl}" if verl else _SAME
 
@@ -202,8 +195,7 @@ RULES: tuple[FieldRule, ...] = (
         for name in ObjectiveBlock.model_fields
         if name not in _OWN
     ),
-    FieldRule("objective.correction", "keep", _SAME, _correction),
-    FieldRule("objective.rejection", "keep", _SAME, _rejection),
+    *(FieldRule(f"objective.{part}", "keep", _SAME, partial(_with_verls_bounds, part)) for part in _OWN),
     FieldRule("replay.mode", "keep", _SAME),
     FieldRule("replay.old_gates", "keep", _SAME),
     FieldRule("replay.predictor.loss", "keep", _SAME),

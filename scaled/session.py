@@ -126,8 +126,8 @@ class Session:
             checkpoints.finish()  # the ranks are alive, so the checkpoint that they are writing is whole
             raise
         finally:
-            checkpoints.abandon()
-            schedule.close()
+            checkpoints.abandon()  # one that is still open lacks the part of a dead rank
+            schedule.close()  # ends the batch in flight before the next schedule uses the engines
             # One row more than steps: row 0 was measured before training.
             for logger in loggers:
                 logger.finalize("success" if len(folder.metrics()) > config.num_steps else "aborted")

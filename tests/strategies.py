@@ -81,9 +81,9 @@ def policy_pairs(draw: st.DrawFn, num_tokens: int, *batch: int, forbidding: bool
 
 
 @st.composite
-def router_logits(draw: st.DrawFn, num_rows: int = 4, max_experts: int = 6) -> tuple[Tensor, int]:
+def router_logits(draw: st.DrawFn, num_rows: int = 4) -> tuple[Tensor, int]:
     """Router logits (R, E) and K: generic, or tied within and across the top-k; E = K and K = 1 among them."""
-    num_experts = draw(st.integers(1, max_experts))
+    num_experts = draw(st.integers(1, 6))
     num_slots = draw(st.one_of(st.just(1), st.just(num_experts), st.integers(1, num_experts)))
     x = draw(reals(num_rows, num_experts))
     how = draw(st.sampled_from(["generic", "tied", "equal"]))
@@ -106,8 +106,8 @@ def rewards(draw: st.DrawFn, min_responses: int = 2) -> Tensor:
 
 
 @st.composite
-def masks(draw: st.DrawFn, B: int, T: int, empty_rows: bool = True) -> Tensor:
-    """is_response (B, T): ragged from the left, full of holes, full, or one token; some rows empty if allowed."""
+def masks(draw: st.DrawFn, B: int, T: int) -> Tensor:
+    """is_response (B, T): ragged from the left, full of holes, full, or one token; some rows may be empty."""
     how = draw(st.sampled_from(["ragged", "holes", "full", "one"]))
     if how == "holes":
         mask = draw(booleans(B, T))
@@ -116,8 +116,6 @@ def masks(draw: st.DrawFn, B: int, T: int, empty_rows: bool = True) -> Tensor:
         largest = {"ragged": T, "full": T, "one": 1}[how]
         lengths = torch.tensor(draw(st.lists(st.integers(smallest, largest), min_size=B, max_size=B)))
         mask = torch.arange(T) < lengths[:, None]
-    if not empty_rows:
-        mask[:, 0] |= ~mask.any(1)
     return mask
 
 

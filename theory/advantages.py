@@ -84,7 +84,7 @@ def opo(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Flo
     # Averaging deviations keeps the digits that a mean of large rewards would round away.
     centred_PG = group_mean(rewards_PG)
     baseline_P1 = (weight_PG * centred_PG).sum(1, keepdim=True) / weight_PG.sum(1, keepdim=True).clamp(min=1)
-    return torch.where(keep_mixed_groups(rewards_PG)[:, None], centred_PG - baseline_P1, torch.zeros_like(centred_PG))
+    return centred_PG - baseline_P1
 
 
 def reinforce_pp(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Float[Tensor, "P G"]:

@@ -35,20 +35,6 @@ def tv_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch 
     return (logits_p.softmax(-1) - logits_q.softmax(-1)).abs().sum(-1) / 2
 
 
-def chi2_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
-    """chi2(p || q) = sum_v (p - q)^2 / q = E_q[(p/q)^2] - 1 over the last axis, in [0, inf].
-
-    It is the variance of the importance weight p/q of tokens drawn from q. inf where q forbids what p allows.
-    """
-    logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
-    possible = logq > -math.inf
-    log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
-    # (p - q)^2 / q = q (p/q - 1)^2, whose expm1 keeps the digits of a ratio near 1.
-    inside = (logq.exp() * log_ratio.expm1() ** 2).sum(-1)
-    forbidden = ((logp > -math.inf) & ~possible).any(-1)
-    return torch.where(forbidden, math.inf, inside)
-
-
 def entropy(logits_BTV: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Entropy -sum_v p log p of each position's next-token distribution, nats, in [0, log V]; -inf logits add 0.
 

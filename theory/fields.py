@@ -40,6 +40,7 @@ class About:
         low = {name: bound for name, bound in self.bounds.items() if name in ("gt", "ge")}
         high = {name: bound for name, bound in self.bounds.items() if name in ("lt", "le")}
         signs = {"gt": (">", "<"), "ge": (">=", "<="), "lt": ("<", "<"), "le": ("<=", "<=")}
+        # A lower bound stands left of the name, with its sign turned round, where there is an upper one.
         right = "".join(f" {signs[key][0]} {bound:g}" for key, bound in high.items())
         if not right:
             return name + "".join(f" {signs[key][0]} {bound:g}" for key, bound in low.items())

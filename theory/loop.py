@@ -132,6 +132,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
         plan = old.gradient.select(chosen)
         if advantages_BT is not None:
+            # Cut to the mini-batch's own width, as `take` cuts the rest.
             minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, : minibatch.logp_old_BT.shape[1]])
         minibatch, bounded = prepared(objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen)
         updates.append((minibatch, learner.update(minibatch, bounded, plan)))

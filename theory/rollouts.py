@@ -105,6 +105,7 @@ class Response:
     @property
     def version_T(self) -> Int[Tensor, " T"]:
         """The version of the weights that sampled each token; an observation has that of the token before it."""
+        # Each stretch ends where the next one starts, the last at the end of the response.
         starts, versions = zip(*(self.versions or ((0, self.version),)), strict=True)
         lengths = torch.tensor([*starts, len(self.tokens)]).diff()
         return torch.tensor(versions).repeat_interleave(lengths)
@@ -175,6 +176,7 @@ class Rollouts:
         """The responses as right-padded tensors; padding tokens are 0, padding log-probs 0 under a False mask."""
         return self._padded
 
+    # Made once, as no field ever changes; cached_property writes past the frozen class's setter.
     @cached_property
     def _padded(self) -> TokenBatch:
         return _token_batch(self.responses, self.temperature, self.top)

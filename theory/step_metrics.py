@@ -99,6 +99,7 @@ def update_metrics(
 
     `cached` and `cached_logits` are in the order of the updates' responses.
     """
+    # A metric may be absent from an update (the predictor's, of the first): its mean is over those that have it.
     names = {name for _, stats in updates for name in stats.metrics}
     metrics: dict[str, float] = {}
     for name in sorted(names):

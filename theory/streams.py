@@ -12,6 +12,7 @@ import torch
 
 def derive_seed(seed: int, *names: str | int) -> int:
     """A seed in [0, 2^63) that depends on the root seed and every name: the first 63 bits of SHA-256 of their text."""
+    # A name with a slash in it would be two names.
     text = "/".join([str(seed), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

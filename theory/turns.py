@@ -66,6 +66,7 @@ class _Talk(Parts):
         observation = task.observe(self.prompt, response) if response.finish == "stop" else None
         if observation is None:
             return None
+        # Equality too: an observation must leave room for a token, as a response ends with one that mu sampled.
         if len(response.tokens) + len(observation) >= max_tokens:
             self.is_cut = True
             return None

@@ -33,6 +33,7 @@ def every_objective() -> list[dict[str, Any]]:
 
 
 def _block(name: str) -> dict[str, Any]:
+    # A correction that does not reweigh refuses the numerator pi.
     return {"name": name, "numerator": "pi" if CORRECTIONS[name]().weighted else "old"}
 
 

@@ -131,7 +131,8 @@ class QuartileLines:
             "hovermode": "closest",
         }
         note = f"{AT}." if x_name == "kl_mu_pi" else "At the middle distances."
-        return Figure(self.id, self.title, _caption(self.name), data, layout, f"{note} Bands: quartiles over policies.")
+        caption = Caption(COLUMNS[self.name], "1", "here", self.name)
+        return Figure(self.id, self.title, caption, data, layout, f"{note} Bands: quartiles over policies.")
 
 
 def error_curve(of: Slice) -> Figure | None:
@@ -254,10 +255,6 @@ def along_distance(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _scale(values: Any, axis: str) -> Scale:
     return Scale.of([tidy(float(v)) for v in values if not math.isnan(v)], axis)
-
-
-def _caption(name: str) -> Caption:
-    return Caption(COLUMNS[name], "1", "here", name)
 
 
 def _trace(run: int, labels: Sequence[str], role: str, x: list[Any], y: list[Any]) -> dict[str, Any]:

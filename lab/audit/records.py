@@ -20,11 +20,8 @@ def to_json(frame: pd.DataFrame) -> str:
 
 def read(path: str | Path) -> pd.DataFrame:
     """The dataframe in an audit.json; ValueError with the file's name if it has none."""
-    return _typed(casebook.read(path, "an audit"))
-
-
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with missing numbers as nan, and `num_draws` as nullable integers."""
+    frame = casebook.read(path, "an audit")
+    # A column of nulls alone comes back as objects; `num_draws` has nullable integers, as in `audit`.
     routers = ("router_disagreement", "router_staleness")
     for name in ("asked_discrepancy", "asked_staleness", *routers, *measures(frame)):
         frame[name] = frame[name].astype("float64")

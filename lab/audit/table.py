@@ -7,7 +7,7 @@ seeds. `COLUMNS` has the meaning of every column.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,33 +140,40 @@ class MedianInterval:
     median: float
     low: float
     high: float
-    num: int
 
     def __str__(self) -> str:
         return f"{number(self.median)} [{number(self.low)}, {number(self.high)}]"
 
 
-def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
-    """The median of the values with its 95% percentile-bootstrap interval; `names` is the stream of the resampling.
+def bootstrapped(
+    values: NDArray[np.float64], statistic: Callable[..., Any], study: str, unit: str, names: Sequence[str | int]
+) -> tuple[float, float, float]:
+    """A statistic of the values, one per `unit`, and the ends of its 95% percentile-bootstrap interval.
 
-    One value is its own interval. Raises ValueError for no values, and for values that are not finite.
+    `study` and `names` are the stream of the resampling. Equal values are their own interval. Raises ValueError for no
+    values, and for values that are not finite.
     """
     if len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError(f"expected finite values of at least 1 policy, got {values.tolist()}")
-    centre = float(np.median(values))
-    if len(values) == 1:
-        return MedianInterval(centre, centre, centre, 1)
-    # A stream of its own, so that an interval does not depend on the rows before it.
-    rng = np.random.default_rng(derive_seed(0, "audit", "bootstrap", *names))
-    drawn = stats.bootstrap((values,), np.median, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
+        raise ValueError(f"expected finite values of at least 1 {unit}, got {values.tolist()}")
+    centre = float(statistic(values))
+    if np.ptp(values) == 0:
+        return centre, centre, centre
+    # A stream of its own, so that an interval does not depend on those before it.
+    rng = np.random.default_rng(derive_seed(0, study, "bootstrap", *names))
+    drawn = stats.bootstrap((values,), statistic, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
     bounds = drawn.confidence_interval
-    return MedianInterval(centre, float(bounds.low), float(bounds.high), len(values))
+    return centre, float(bounds.low), float(bounds.high)
 
 
-def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") -> pd.DataFrame:
-    """measure(first) / measure(second) per policy, then its median and interval: a row per case and level.
+def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
+    """The median of the values, one per policy, with its interval; `names` is the stream of the resampling."""
+    return MedianInterval(*bootstrapped(values, np.median, "audit", "policy", names))
 
-    Below 1, the first objective has less of it. Levels without a gap, where both may be exact, have no row.
+
+def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    """bias(first) / bias(second) per policy, then its median and interval: a row per case and level.
+
+    Below 1, the first objective has less. Levels without a gap, where both may be exact, have no row.
     """
     rows = []
     gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)  # without a gap both biases may be 0, and so 0 / 0
@@ -175,10 +182,9 @@ def ratios(frame: pd.DataFrame, first: str, second: str, measure: str = "bias") 
         if above.empty or below.empty:
             continue
         # Medians and bootstrap on the log scale, where swapping the two objectives only flips the sign.
-        logs = np.log(numbers(above, measure) / numbers(below, measure))
+        logs = np.log(numbers(above, "bias") / numbers(below, "bias"))
         found = interval(logs, first, second, *map(str, place.values()))
         place |= {"ratio": math.exp(found.median), "low": math.exp(found.low), "high": math.exp(found.high)}
-        place |= {"share_below_1": float((logs < 0).mean()), "num_policies": found.num}
         rows.append(place | {name: float(np.median(numbers(above, name))) for name in ("kl_mu_pi", "kl_sequence")})
     return pd.DataFrame(rows)
 

@@ -108,7 +108,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[str, str]]:
 def apply(raw: dict[str, Any], changes: Iterable[tuple[str, str]]) -> None:
     """Puts each (dotted key, YAML text) into the mapping, in order; ConfigError names the key that does not fit."""
     for key, text in changes:
-        _set(raw, key, _value(key, text))
+        _set(raw, key, _parse(text, f"--{key}"))
 
 
 def to_yaml(config: BaseModel) -> str:
@@ -136,6 +136,7 @@ def _loaded(text: str) -> Any:
 def _parse(text: str, where: str) -> Any:
     """YAML 1.2 text as plain Python values of at most MOST_VALUES; ConfigError with the line number."""
     try:
+        # A copy: callers change the mapping, and the cache would hand the changes on.
         value = copy.deepcopy(_loaded(text))
     except RecursionError as error:
         raise ConfigError(f"{where}: not valid YAML: lists and mappings are nested too deeply") from error
@@ -170,11 +171,6 @@ def _check_size(value: Any, where: str) -> None:
         waiting += ((each, depth + 1) for each in inner)
 
 
-def _value(key: str, text: str) -> Any:
-    """The value of an override: a YAML scalar, or a list or mapping in flow style."""
-    return _parse(text, f"--{key}")
-
-
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`: mappings key by key, everything else replaced."""
     merged = dict(base)
@@ -189,6 +185,7 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
     *blocks, last = key.split(".")
     current: Any = raw
     for depth, name in enumerate(blocks):
+        # A block that is null is begun like one that is absent.
         if isinstance(current, dict) and current.get(name) is None:
             current[name] = {}
         current = current[_index(current, name, key)]

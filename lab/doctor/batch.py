@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lab.doctor.diagnosis import Diagnosis
@@ -44,16 +43,12 @@ def diagnose(
     >>> found.fault is None, found.seen["k3_kl"]
     (True, 0.0)
     """
-    given = {"logp_mu": logp_mu, "logp_old": logp_old, "entropy_old": entropy_old}
-    values = {name: batch for name, batch in given.items() if batch is not None}
-    routes = {
-        name: batch for name, batch in (("experts_mu", experts_mu), ("experts_old", experts_old)) if batch is not None
-    }
-    sized = {"tokens": tokens, "is_sampled": is_sampled, **values, **routes}
-    if prompts is not None:
-        sized["prompts"] = prompts
-    for name, batch in sized.items():
-        if len(batch) != len(tokens):
+    values = {"logp_mu": logp_mu, "logp_old": logp_old, "entropy_old": entropy_old}
+    values = {name: batch for name, batch in values.items() if batch is not None}
+    routes = {"experts_mu": experts_mu, "experts_old": experts_old}
+    routes = {name: batch for name, batch in routes.items() if batch is not None}
+    for name, batch in {"is_sampled": is_sampled, **values, **routes, "prompts": prompts}.items():
+        if batch is not None and len(batch) != len(tokens):
             raise ValueError(f"{name}: expected {len(tokens)} rows as in tokens, got {len(batch)}")
     return diagnose_trace(rows.packed(_rows(tokens, is_sampled, values, prompts, routes)))
 
@@ -80,7 +75,7 @@ def _rows(
             row = {"tokens": [*prompt, *ids], "num_prompt": len(prompt), "is_response": mask, **columns}
         # S tokens have S - 1 routing rows: the last token is never an input.
         num_rows = len(row["tokens"]) - 1
-        yield row | {name: torch.as_tensor(batch[b])[:num_rows] for name, batch in routes.items()}, place
+        yield row | {name: batch[b][:num_rows] for name, batch in routes.items()}, place
 
 
 def _list(row: Any) -> list[Any]:

@@ -43,11 +43,6 @@ class Change:
         """Whether either test rejects at LEVEL."""
         return min(self.p, self.trend_p) < LEVEL
 
-    @property
-    def is_rising(self) -> bool:
-        """Whether the later part is higher."""
-        return self.after > self.before
-
 
 def change(values: Sequence[float]) -> Change | None:
     """The clearest change of level in the series; None below FEWEST values. ValueError unless all are finite."""

@@ -35,9 +35,11 @@ def rows_of(trace: Trace) -> Rows:
         S, P = stop - start, int(trace.num_prompt[b])
         # S - P values per response, one per token after the prompt; S - 1 routes, as the last token is never an input.
         row = {"step": trace.step, "tokens": trace.tokens[start:stop].tolist(), "num_prompt": P}
-        row |= {"reward": trace.rewards[b].item()} | (
-            {} if trace.engines is None else {"engine": int(trace.engines[b])}
-        )
+        row["reward"] = trace.rewards[b].item()
+        if trace.engines is not None:
+            row["engine"] = int(trace.engines[b])
+        if trace.temperature is not None:
+            row["temperature"] = trace.temperature
         for name, values in columns.items():
             first, count = (num_routes, S - 1) if name.startswith("experts") else (num_values, S - P)
             row[name] = values[first : first + count].tolist()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lab.doctor.view import MIN_TOKENS, View
-from theory.divergences import extreme_fraction, k3_kl_mu_old
+from theory.divergences import extreme_fraction
 
 NUM_PARTS = 4
 """Parts of the prompts that must all show a fall."""
@@ -25,7 +25,7 @@ def exact_share(view: View) -> float:
 
 def k3_kl(view: View) -> float:
     """k3 estimate of KL(mu || old), nats per token, at least 0: mean of rho - 1 - log rho (R3 Eq. 2)."""
-    return k3_kl_mu_old(view.old_n, view.mu_n).mean().item()
+    return view.k3_n.mean().item()
 
 
 def extreme(view: View) -> float:

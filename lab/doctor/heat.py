@@ -12,7 +12,6 @@ from lab.doctor.view import View
 from lab.report.style import number
 from lab.report.tokens import token_name
 from lab.traces import Trace
-from theory.divergences import k3_kl_mu_old
 
 MOST_RESPONSES = 8
 MOST_TOKENS = 160
@@ -63,27 +62,28 @@ class HeatMap:
 def heat_map(trace: Trace) -> HeatMap | None:
     """The heat map of a trace; None if no sampled token has a k3 above 0, or some log-probability is not finite."""
     view = View.of(trace)
-    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
+    k3_n = view.k3_n
     if not bool(k3_n.isfinite().all()) or float(k3_n.max()) <= 0:
         return None
     of_B = torch.bincount(view.response_n, k3_n, len(trace))
+    # Stable: of equal responses the first one is shown, on every machine.
     worst = [b for b in of_B.argsort(descending=True, stable=True)[:MOST_RESPONSES].tolist() if of_B[b] > 0]
     total, top = float(k3_n.sum()), float(k3_n.max())
-    rows = [_row(view, k3_n, b, top, float(of_B[b]) / total) for b in worst]
+    rows = [_row(view, b, top, float(of_B[b]) / total) for b in worst]
     return HeatMap(trace.step, len(trace), sum(row.share for row in rows), top, rows)
 
 
-def _row(view: View, k3_n: torch.Tensor, b: int, top: float, share: float) -> HeatRow:
+def _row(view: View, b: int, top: float, share: float) -> HeatRow:
     own = (view.response_n == b).nonzero()[:, 0]
-    worst = int(k3_n[own].argmax())
+    worst = int(view.k3_n[own].argmax())
     # Centred on the worst token, but shifted to stay within the response.
     first = max(0, min(worst - MOST_TOKENS // 2, len(own) - MOST_TOKENS))
     shown = own[first : first + MOST_TOKENS].tolist()
-    return HeatRow(b, share, first, len(own), [_cell(view, n, float(k3_n[n]), top) for n in shown])
+    return HeatRow(b, share, first, len(own), [_cell(view, n, top) for n in shown])
 
 
-def _cell(view: View, n: int, k3: float, top: float) -> HeatToken:
-    mu, old = float(view.mu_n[n]), float(view.old_n[n])
+def _cell(view: View, n: int, top: float) -> HeatToken:
+    mu, old, k3 = float(view.mu_n[n]), float(view.old_n[n]), float(view.k3_n[n])
     text = token_name(int(view.token_n[n]), view.trace.texts)
     hover = (
         f"{text} at {int(view.position_n[n])}: mu {number(math.exp(mu))}, old {number(math.exp(old))}, k3 {number(k3)}"

@@ -123,7 +123,7 @@ def read(paths: Sequence[Path]) -> ReplayLog:
                 continue
             try:
                 _take(log, row)
-            except (KeyError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
                 reason = f"{error.args[0]}: missing" if isinstance(error, KeyError) else str(error)
                 found.add(f"{path}: {place}: {reason}, in an event {row.get('event')!r}")
         found.refuse()

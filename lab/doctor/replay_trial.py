@@ -71,10 +71,12 @@ def try_replay(trace: Trace, reference: ReferenceModules) -> ReplayTrial:
         raise ValueError(f"--model: expected a model that can replay experts, got one for {reference.name}")
     scored = _Scored(trace, reference)
     gap = k3(scored.mu_n, scored.old_n)
+    # Not `gap <= 0`, which lets nan pass; the same below.
     if not gap > 0:
         raise ValueError(f"logp_old: expected a gap for --model to explain, got a k3 KL of {number(gap)}")
     natural = {precision: scored.under(precision) for precision in PRECISIONS}
     distances = {precision: k3(scored.old_n, found) for precision, found in natural.items()}
+    # A trace does not say in which precision old scored: the nearest one stands for it.
     own = min(PRECISIONS, key=lambda precision: distances[precision])
     if not distances[own] <= SAME * gap:
         raise ValueError(

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.doctor.view import MIN_TOKENS, View
-from theory.divergences import k3_kl_mu_old
+from lab.doctor import gap
+from lab.doctor.view import View
 from theory.routing.record import MISSING
 
 
@@ -32,10 +32,8 @@ def _flip_rate(view: View) -> float | None:
 
 def flips_per_size(view: View) -> float | None:
     """Differing routers per unit of logit deviation: ((flips + 1) / rows and layers) / median of |d| / (1 - p)."""
-    rate, sizes = _flip_rate(view), view.size_n[view.is_open_n]
-    if rate is None or len(sizes) < MIN_TOKENS or sizes.median() == 0:
-        return None
-    return rate / sizes.median().item()
+    rate, usual = _flip_rate(view), gap.size(view)
+    return rate / usual if rate is not None and usual else None
 
 
 def kl_per_flip(view: View) -> float | None:
@@ -44,7 +42,7 @@ def kl_per_flip(view: View) -> float | None:
     One token in a thousand may carry most of the KL and would dominate the ratio.
     """
     rate = _flip_rate(view)
-    return None if rate is None else most(k3_kl_mu_old(view.old_n, view.mu_n)) / rate
+    return None if rate is None else most(view.k3_n) / rate
 
 
 def most(k3_n: Float[Tensor, " n"]) -> float:
@@ -54,10 +52,9 @@ def most(k3_n: Float[Tensor, " n"]) -> float:
 
 def flip_share_of_kl(view: View) -> float | None:
     """Share of the sum of k3, in [0, 1], on tokens whose own row has other experts at some layer."""
-    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
-    if view.differs_n is None or k3_n.sum() <= 0:
+    if view.differs_n is None or view.k3_n.sum() <= 0:
         return None
-    return (k3_n[view.differs_n].sum() / k3_n.sum()).item()
+    return (view.k3_n[view.differs_n].sum() / view.k3_n.sum()).item()
 
 
 def flip_token_share(view: View) -> float | None:
@@ -78,7 +75,7 @@ def kl_by_first_layer(view: View) -> dict[int, float] | None:
     if view.difference_RL is None or record is None:
         return None
     differs_nL = (view.difference_RL > 0)[view.row_n]  # > 0, not != 0: -1, unknown, is no difference
-    k3_n = k3_kl_mu_old(view.old_n, view.mu_n) / len(view)
+    k3_n = view.k3_n / len(view)
     # argmax of a boolean row is its first True, but 0 for a row without any.
     first_n = torch.where(differs_nL.any(1), differs_nL.long().argmax(1), NOWHERE)
     return {

@@ -16,7 +16,6 @@ from lab.doctor.routes import NOWHERE, kl_by_first_layer
 from lab.doctor.view import View
 from lab.report.figures import Caption, Figure
 from lab.report.style import number
-from theory.divergences import k3_kl_mu_old
 
 OWN, EARLIER, SAME = "own<br>experts<br>differ", "earlier<br>experts<br>differ", "same<br>experts"
 FILLED, LAST, OTHERS = "one<br>side<br>is 0", "last<br>token", "all<br>others"
@@ -54,12 +53,11 @@ def _after_a_difference(view: View) -> Bool[Tensor, " n"]:
 
 def shares(view: View) -> dict[str, tuple[float, float]] | None:
     """Each kind's share of the sum of k3 and of the tokens, in [0, 1]; None where that sum is 0 or not finite."""
-    k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
-    total = float(k3_n.sum())
+    total = float(view.k3_n.sum())
     if not 0 < total < float("inf"):
         return None
     return {
-        name: (float(k3_n[is_kind].sum()) / total, float(is_kind.double().mean()))
+        name: (float(view.k3_n[is_kind].sum()) / total, float(is_kind.double().mean()))
         for name, is_kind in kinds(view).items()
         if bool(is_kind.any())
     }

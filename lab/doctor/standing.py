@@ -48,7 +48,10 @@ def _chi2(view: View) -> float:
 
 def _pearson(view: View) -> float | None:
     probs_2n = torch.stack([view.mu_n, view.old_n]).exp()
-    return None if bool((probs_2n.std(1) == 0).any()) else torch.corrcoef(probs_2n)[0, 1].item()
+    # The deviation of a single token is nan, and so would be its correlation.
+    if len(view) < 2 or bool((probs_2n.std(1) == 0).any()):
+        return None
+    return torch.corrcoef(probs_2n)[0, 1].item()
 
 
 MEASURES: dict[str, PublishedFigure] = {

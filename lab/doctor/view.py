@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lab.traces import Trace
+from theory.divergences import k3_kl_mu_old
 from theory.routing.measures import difference_counts
 
 MIN_TOKENS = 20
@@ -75,6 +76,11 @@ class View:
     def d_n(self) -> Float[Tensor, " n"]:
         """log old - log mu, nats."""
         return self.old_n - self.mu_n
+
+    @cached_property
+    def k3_n(self) -> Float[Tensor, " n"]:
+        """k3 estimate of KL(mu || old), nats, at least 0: rho - 1 - log rho, rho = e^d (R3, arXiv 2510.11370 Eq. 2)."""
+        return k3_kl_mu_old(self.old_n, self.mu_n)
 
     @cached_property
     def doubt_n(self) -> Float[Tensor, " n"]:

@@ -33,7 +33,8 @@ def masked(seen: Seen) -> str:
     """Words for a distribution truncated on one side."""
     side = "mu's" if seen["rho_mean"] < 1 else "old's"
     other = "old's" if side == "mu's" else "mu's"
-    mass = min(seen["rho_mean"], 1 / seen["rho_mean"])
+    # It is 0 in float64 where old is over 745 nats below mu on every token, as a filler for -inf may be.
+    mass = min(seen["rho_mean"], 1 / max(seen["rho_mean"], 1e-300))
     return (
         f"{side} log-probabilities are hardly ever below {other}, and the mean ratio is {mass:.4g} where two policies "
         f"over the same tokens give 1: {side} distribution is truncated to about {share(mass)} of its mass (top-p, "

@@ -114,11 +114,6 @@ class FlowObjective(AuditObjective):
 
     centred: bool = Field(default=False, description="take the drift off every update (arXiv 2609.20807)")
 
-    @model_validator(mode="after")
-    def _not_centred(self) -> FlowObjective:
-        """An expected update knows the objective's own centering, which an audit does not."""
-        return self
-
 
 class TrainingBlock(Strict):
     """The training of every run."""

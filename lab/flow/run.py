@@ -128,6 +128,7 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> R
                 place |= {"optimum": task.optimum, "entropy_lost": math.nan}
                 for i, update in enumerate(found.updates):
                     rows.append(place | {"update": update} | {name: of[i] for name, of in found.columns.items()})
+                # Of the last policy alone: a trajectory keeps no earlier one.
                 rows[-1]["entropy_lost"] = lost_entropy(task, found.policy)
     return rows
 

@@ -5,7 +5,7 @@ The unit is the problem: an interval is a 95% bootstrap interval of a mean over 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from rich.box import SIMPLE
 from rich.table import Table
-from scipy import stats
 
-from lab.audit.table import distinct, numbers, parts, tidy, where
+from lab.audit.table import bootstrapped, distinct, numbers, parts, tidy, where
 from lab.report.style import number
 from theory.exact import trajectory
-from theory.streams import derive_seed
 
 COLUMNS: dict[str, str] = {
     "length": "longest response T, tokens that the policy generates",
@@ -60,33 +58,13 @@ class MeanInterval:
 
 
 def interval(values: NDArray[np.float64], *names: str | int) -> MeanInterval:
-    """The mean of the values, one per problem, and its interval; `names` names the random stream of the resampling.
-
-    Equal values are their own interval. Raises ValueError for none, and for a value that is not finite.
-    """
-    if len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError(f"expected finite values of at least 1 problem, got {values.tolist()}")
-    centre = float(values.mean())
-    if np.ptp(values) == 0:
-        return MeanInterval(centre, centre, centre, len(values))
-    rng = np.random.default_rng(derive_seed(0, "flow", "bootstrap", *names))
-    drawn = stats.bootstrap((values,), np.mean, n_resamples=2000, method="percentile", vectorized=True, rng=rng)
-    bounds = drawn.confidence_interval
-    return MeanInterval(centre, float(bounds.low), float(bounds.high), len(values))
+    """The mean of the values, one per problem, and its interval; `names` is the stream of the resampling."""
+    return MeanInterval(*bootstrapped(values, np.mean, "flow", "problem", names), len(values))
 
 
 def ends(frame: pd.DataFrame) -> pd.DataFrame:
     """The last row of every run."""
     return where(frame, frame["update"] == frame["update"].max())
-
-
-def means(frame: pd.DataFrame, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The intervals of these columns at the end of the runs, by cell."""
-    rows = []
-    for place, part in parts(ends(frame), CELL):
-        found = {name: interval(numbers(part, name), name, *map(str, place.values())) for name in names}
-        rows.append(place | found)
-    return rows
 
 
 def difference(frame: pd.DataFrame, name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> MeanInterval:
@@ -154,6 +132,6 @@ def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
 
 
 __all__ = [
-    "CELL", "COLUMNS", "TEXT", "MeanInterval", "difference", "ends", "focus", "interval", "means",
-    "of_cell", "table_rows", "terminal_tables",
+    "CELL", "COLUMNS", "TEXT", "MeanInterval", "difference", "ends", "focus", "interval", "of_cell",
+    "table_rows", "terminal_tables",
 ]  # fmt: skip

@@ -40,6 +40,7 @@ class Turn:
 
 def by_objective(found: pd.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
     """The values of a column at the end of each objective's runs, in the order of problems."""
+    # One order of problems for all objectives: callers subtract the arrays problem by problem.
     each = parts(ends(found).sort_values("problem", kind="stable"), ["objective"])
     return {key["objective"]: numbers(part, name) for key, part in each}
 

@@ -97,6 +97,7 @@ def _is_between(least: int, most: int, value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # The bound comes before isfinite, which raises OverflowError for an integer too large for a float.
     return is_number and 0 < value <= 1e300 and math.isfinite(value)
 
 

@@ -43,15 +43,16 @@ def known_family(fields: dict[str, Any], world: World | None) -> Family:
     meant = [row for row in FAMILIES.values() if (names == [row.hf_class] if names else row.model_type == model_type)]
     opened = [row for row in FAMILIES.values() if world is None or world in row.worlds]
     found = [row for row in meant if row in opened]
+    # Before the class: a file of an unknown class with latent attention is refused for its attention.
     _refuse_latent(fields, found or opened, names)
     if not found:
         expected = ", ".join(row.hf_class for row in opened)
-        got = names if names else f"{names} with model_type {_json(model_type)}"
+        got = names if names else f"{names} with model_type {json.dumps(model_type)}"
         other = f", which only backend {meant[0].worlds[0]} opens" if meant else ""
         raise ValueError(f"architectures: expected one of {expected}, got {got}{other}")
     if model_type not in (None, found[0].model_type):
         raise ValueError(
-            f"model_type: expected {found[0].model_type}, that of {found[0].hf_class}, got {_json(model_type)}"
+            f"model_type: expected {found[0].model_type}, that of {found[0].hf_class}, got {json.dumps(model_type)}"
         )
     return found[0]
 
@@ -63,7 +64,7 @@ def _refuse_latent(fields: dict[str, Any], rows: list[Family], names: list[str])
         if fields.get(name) is not None:
             opens, came = ", ".join(row.hf_class for row in rows), ", ".join(names) or "no named class"
             raise ValueError(
-                f"{name}: expected none (the grouped-query attention of {opens}), got {_json(fields[name])}, the "
+                f"{name}: expected none (the grouped-query attention of {opens}), got {json.dumps(fields[name])}, the "
                 f"latent attention of {came}"
             )
 
@@ -78,7 +79,7 @@ def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
     for name in ("rope_parameters", "rope_scaling"):  # transformers 5 writes the parameters under the old name, too
         value = fields.get(name)
         if value is not None and not _is_default_rope(value):
-            raise ValueError(f"{name}: expected the default rotation, got {_json(value)}")
+            raise ValueError(f"{name}: expected the default rotation, got {json.dumps(value)}")
     if family.is_latent and fields.get("rope_interleave") is False:
         raise _refusal("rope_interleave", True, "neighbours are rotated", False)
 
@@ -102,9 +103,4 @@ def _is_default_rope(rope: Any) -> bool:
 
 
 def _refusal(field: str, plain: Any, why: str, value: Any) -> ValueError:
-    return ValueError(f"{field}: expected {_json(plain)} ({why}), got {_json(value)}")
-
-
-def _json(value: Any) -> str:
-    """A field's value as in the file, on one line."""
-    return json.dumps(value)
+    return ValueError(f"{field}: expected {json.dumps(plain)} ({why}), got {json.dumps(value)}")

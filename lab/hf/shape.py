@@ -213,11 +213,6 @@ class ModelShape:
         return outside + self.num_router_parameters + routed * self.num_expert_parameters + self.num_shared_parameters
 
     @property
-    def num_embedding_parameters(self) -> int:
-        """Number of weights of the embedding and, unless tied to it, of the head."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied_head else 2)
-
-    @property
     def num_parameters(self) -> int:
         """Number of all weights."""
         return sum(self.num_layer_parameters(n) for n in range(self.num_layers)) + _size(self.outer())

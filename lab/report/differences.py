@@ -41,7 +41,7 @@ def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for path, values in _leaves([run.config for run in runs], ()):
-        if path[0] not in ("name", *NOT_HASHED):
+        if path[0] not in NOT_HASHED:
             found[".".join(path)] = tuple(map(_text, values))
     columns = [run.row() | {"label": run.label} for run in runs]
     kept = {field: values for field, values in found.items() if not _is_told(field, values, columns)}

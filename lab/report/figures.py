@@ -70,6 +70,9 @@ TICKS = (
 )
 """Ticks of a log axis that has few decades, from wide to close: the first with three of them in range is taken."""
 
+BARS = {"hovermode": "x unified", "bargap": 0.25}
+"""The layout that figures of bars share."""
+
 FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 
 
@@ -135,6 +138,7 @@ class Scale:
             # A whole decade below the smallest value, so that 0 is not taken for a value near it.
             floor = 10.0 ** (math.floor(low) - 1) if has_zero else None
             low = math.log10(floor) if floor is not None else low
+            # Half a decade at least: equal values have no range of their own.
             pad = 0.06 * max(high - low, 0.5)
             return Scale(low - pad, high + pad, True, floor)
         low, high = min(values), max(values)
@@ -204,8 +208,7 @@ def run_lines(
         if window > 1:
             data.append(_trace(run, values, scale, "raw", marked) | {"opacity": 0.25, "hoverinfo": "skip"})
         texts = [_hover(raw, mean, window) for (_, raw), (_, mean) in zip(values, smooth, strict=True)]
-        hover = {"customdata": texts, "hovertemplate": "%{customdata}"}
-        data.append(_trace(run, smooth, scale, "line", marked) | hover)
+        data.append(_trace(run, smooth, scale, "line", marked) | hover(texts))
     return data
 
 
@@ -227,6 +230,8 @@ def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, An
     # A sparse curve may have no value at that step: interpolate, so that the cross lies on the drawn line.
     heights = [scale.height(value) for _, value in smooth]
     y = float(np.interp(step, [at for at, _ in smooth], heights))
+    # Wrapped, because the hover box of a phone is narrow.
+    rule = "<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))
     return {
         "type": "scatter",
         "mode": "markers",
@@ -235,10 +240,7 @@ def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, An
         "name": run.label,
         "cliponaxis": False,
         "meta": {"run": run.index, "role": "collapse"},
-        # Wrapped, because the hover box of a phone is narrow.
-        "customdata": ["<br>".join(textwrap.wrap(f"collapsed: {reasons(run)[0]}", 40))],
-        "hovertemplate": "%{customdata}",
-    }
+    } | hover([rule])
 
 
 def smoothing_note(window: int) -> str:
@@ -265,17 +267,11 @@ def end_labels(
     for (run, step, value), suffix, want, place in zip(ends, suffixes or [""] * len(ends), wanted, placed, strict=True):
         y = scale.place(value)
         label = run.label if len(run.label) <= MAX_LABEL else f"{run.label[: MAX_LABEL - 1]}…"
-        labels.append(
-            {"x": step, "y": math.log10(y) if scale.is_log else y, "text": label + suffix}
-            | {"name": f"run-{run.index}{where}", "font": {"size": size}}
-            | {
-                "showarrow": False,
-                "xanchor": "left",
-                "yanchor": "middle",
-                "xshift": 7,
-                "yshift": round(place - want, 1),
-            }
-        )
+        labels.append({
+            "x": step, "y": math.log10(y) if scale.is_log else y, "text": label + suffix,
+            "name": f"run-{run.index}{where}", "font": {"size": size}, "showarrow": False,
+            "xanchor": "left", "yanchor": "middle", "xshift": 7, "yshift": round(place - want, 1),
+        })  # fmt: skip
     return labels
 
 
@@ -296,6 +292,11 @@ def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool
 def hover(texts: Iterable[str]) -> dict[str, Any]:
     """The part of a trace that shows these texts on hovering, one per point, and nothing else."""
     return {"customdata": list(texts), "hovertemplate": "%{customdata}"}
+
+
+def bar_trace(run: Named, x: Sequence[Any], y: Sequence[float | None], texts: Iterable[str]) -> dict[str, Any]:
+    """A run's bars, with a text to hover over for each."""
+    return {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": x, "y": y} | hover(texts)
 
 
 def _step_range(first: int, last: int) -> list[float]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.report.figures import Caption, Figure, Scale
+from lab.report.figures import BARS, Caption, Figure, Scale, bar_trace, hover
 from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
@@ -45,9 +45,9 @@ def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
         # Evenly spaced, not random, so that the same trace gives the same picture.
         chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(found))).long()
         points = {"x": _rounded(mu[chosen].tolist()), "y": _rounded(old[chosen].tolist())}
-        hover = {"hovertemplate": "mu %{x:.3f}, old %{y:.3f}"}
+        template = {"hovertemplate": "mu %{x:.3f}, old %{y:.3f}"}
         cloud = {"type": "scatter", "mode": "markers", "name": run.label, "meta": {"run": run.index, "role": "cloud"}}
-        clouds.append(((mu - old).abs().mean().item(), cloud | points | hover))
+        clouds.append(((mu - old).abs().mean().item(), cloud | points | template))
     if not clouds:
         return None
     # The widest cloud first, so that the narrower ones stay visible on top of it.
@@ -76,7 +76,7 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
             {"type": "scatter", "mode": "lines", "name": run.label, "meta": {"run": run.index, "role": "line"}}
             # None for 0, which a log axis cannot draw.
             | {"x": [round(tau, 4) for tau in TAUS], "y": [share or None for share in shares]}
-            | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
+            | hover(map(number, shares))
         )
     last = max((tau for line in data for tau, share in zip(line["x"], line["y"], strict=True) if share), default=1.0)
     layout: dict[str, Any] = {
@@ -111,11 +111,8 @@ class LevelHistogram:
                 continue
             found.append((run, trace))
             shares = self.histogram(mu, old).tolist()
-            data.append(
-                {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
-                | {"x": list(range(len(shares))), "y": [share or None for share in shares]}
-                | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
-            )
+            heights = [share or None for share in shares]
+            data.append(bar_trace(run, list(range(len(shares))), heights, map(number, shares)))
         if not data:
             return None
         # Empty bins beyond the largest difference of all runs would only make the bars thin.
@@ -123,9 +120,7 @@ class LevelHistogram:
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": self.x}, "dtick": max(1, -(-last // 12)), "range": [-0.6, last + 0.6]},
             "yaxis": _log_axis(data, f"share of {self.of}"),
-            "hovermode": "x unified",
-            "bargap": 0.25,
-        }
+        } | BARS
         caption = Caption(self.formula, "fraction", f"R3 sec. 3.2, Fig. {self.panel} and App. H")
         return Figure(self.id, self.title, caption, data, layout, _which(found))
 
@@ -173,19 +168,14 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
         # A remainder this small is rounding of the two shares.
         shares[2] = 0.0 if shares[2] < 1e-12 else shares[2]
         steps.add(rows[-1]["step"])
-        data.append(
-            {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
-            | {"x": ["0", "1", "2 or more"], "y": [share or None for share in shares]}
-            | {"customdata": [number(share) for share in shares], "hovertemplate": "%{customdata}"}
-        )
+        heights = [share or None for share in shares]
+        data.append(bar_trace(run, ["0", "1", "2 or more"], heights, map(number, shares)))
     if not data:
         return None
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "title": {"text": "experts of K that differ"}},
         "yaxis": _log_axis(data, "share of (token, layer)"),
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
+    } | BARS
     caption = Caption("share of (token, layer) with K - |I_cached & I_pi| = x", "fraction", "Pr2 sec. 5.4, Fig. 4b")
     note = f"Last step of each run: {', '.join(str(step) for step in sorted(steps))}."
     return Figure("deviation-tails", "Deviation of the cached route", caption, data, layout, note)
@@ -205,19 +195,11 @@ def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
         means = [run.mean(name) for name in RATIO_PARTS.values()]
         if any(mean is None for mean in means):
             continue
-        data.append(
-            {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}}
-            | {"x": list(RATIO_PARTS), "y": [mean or None for mean in means]}
-            | {"customdata": [number(mean) for mean in means], "hovertemplate": "%{customdata}"}
-        )
+        heights = [mean or None for mean in means]
+        data.append(bar_trace(run, list(RATIO_PARTS), heights, map(number, means)))
     if not data:
         return None
-    layout: dict[str, Any] = {
-        "xaxis": {"type": "category"},
-        "yaxis": _log_axis(data, "k3, nats per token"),
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
+    layout: dict[str, Any] = {"xaxis": {"type": "category"}, "yaxis": _log_axis(data, "k3, nats per token")} | BARS
     formula = "mean over steps of k3[KL] of each factor of pi/mu = (old/mu) (pi/old)"
     caption = Caption(formula, "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21")
     note = "The logarithms of the factors add up token by token; their k3 need not."

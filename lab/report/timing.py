@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lab.levels import Series
-from lab.report.figures import Caption, Figure, Lines, hover
+from lab.report.figures import BARS, Caption, Figure, Lines, bar_trace
 from lab.report.runs import ReportRun
 from lab.report.style import number
 
@@ -97,17 +96,9 @@ def _bars(
     for run in runs:
         values = [found[run.index][word] for word in shown]
         if any(value is not None for value in values):
-            empty.data.append(
-                {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": shown, "y": values}
-                | hover(f"{number(value)}{unit}" for value in values)
-            )
-    layout: dict[str, Any] = {
-        "xaxis": {"type": "category"},
-        "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
-    empty.layout.update(layout)
+            empty.data.append(bar_trace(run, shown, values, (f"{number(value)}{unit}" for value in values)))
+    axes = {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
+    empty.layout.update(axes | BARS)
     return empty
 
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.report.figures import Caption, Figure
+from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
 from lab.report.runs import ReportRun
 from lab.report.style import number
 from lab.traces import Trace
@@ -53,16 +53,11 @@ def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
     data = []
     for run, _, means in found:
         y = [means.get(token) for token in ranked]
-        data.append(
-            {"type": "bar", "name": run.label, "meta": {"run": run.index, "role": "bar"}, "x": names, "y": y}
-            | {"customdata": [number(mean) for mean in y], "hovertemplate": "%{customdata}"}
-        )
+        data.append(bar_trace(run, names, y, map(number, y)))
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "tickangle": 0 if max(map(len, names)) < 5 else -45},
         "yaxis": {"title": {"text": "mean d"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "bargap": 0.25,
-    }
+    } | BARS
     formula = "mean over a token's places of d = sum_l (K - |I_mu & I_old|), at most L K; the largest first"
     note = f"{_step(found)} Tokens at less than {LEAST_SHARE:.2%} of the places are omitted."
     caption = Caption(formula, "choices/token", "R3 Table 11")
@@ -99,13 +94,10 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
         "type": "scatter", "mode": "markers+text", "name": run.label, "meta": {"run": run.index, "role": "cells"},
         "x": x, "y": y, "text": [_cell(t, s, trace.texts) for t, s in zip(tokens, sources, strict=True)],
         "marker": {"symbol": "square", "opacity": [round(0.05 + 0.75 * choices / top, 3) for choices in d]},
-        "customdata": [
-            f"{_escaped(token_name(token, trace.texts))} ({source}): "
-            f"{int(choices)} of {trace.num_choices} choices differ"
-            for token, choices, source in zip(tokens, d, sources, strict=True)
-        ],
-        "hovertemplate": "%{customdata}",
-    }  # fmt: skip
+    } | hover(
+        f"{_escaped(token_name(token, trace.texts))} ({source}): {int(choices)} of {trace.num_choices} choices differ"
+        for token, choices, source in zip(tokens, d, sources, strict=True)
+    )  # fmt: skip
     observed = [i for i, source in enumerate(sources) if source == OBSERVED]
     frames = {
         "type": "scatter", "mode": "markers", "name": run.label, "meta": {"run": run.index, "role": "frames"},

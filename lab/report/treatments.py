@@ -143,4 +143,4 @@ def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", 
 def _fingerprint(run: ReportRun) -> str:
     """Everything in the config but the seed that may change the numbers; the folder where it cannot be read."""
     kept: dict[str, Any] = {key: value for key, value in run.config.items() if key not in ("seed", *NOT_HASHED)}
-    return json.dumps(kept, sort_keys=True, default=str) if kept else str(run.folder.path)
+    return json.dumps(kept, sort_keys=True) if kept else str(run.folder.path)

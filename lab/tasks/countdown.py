@@ -215,6 +215,7 @@ def merges(terms: Sequence[Term], config: CountdownConfig) -> Iterator[tuple[Mer
     """
     for i in range(len(terms)):
         for j in range(i):
+            # Unequal terms the other way round make a difference below 1, or a fraction.
             left, right = sorted((terms[i], terms[j]), key=lambda term: term.value, reverse=True)
             others = tuple(term for k, term in enumerate(terms) if k not in (i, j))
             for operation in config.operations:

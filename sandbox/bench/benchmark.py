@@ -121,6 +121,7 @@ def benchmark(
         kernels.set_threads(threads)
         pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
         report("measuring memory")
+        # In runs of their own, since the profiler slows down all that it watches.
         peaks = [peak_bytes(piece.call) for piece in pieces]
         seconds, other_cpus = _time(pieces, threads, rounds, report)
         return BenchmarkResult(
@@ -218,7 +219,7 @@ def _rows(pieces: Sequence[Piece], seconds: Sequence[Sequence[float]], peaks: Se
     for piece, times, peak in zip(pieces, seconds, peaks, strict=True):
         row = BenchRow(piece.piece, piece.side, tuple(times), min(times), median(times), peak)
         if piece.over is not None:
-            other = rows[piece.piece, piece.over]
+            other = rows[piece.piece, piece.over]  # an earlier piece
             ratios = {"ratio_by_min": row.min / other.min, "ratio_by_median": row.median / other.median}
             row = replace(row, over=piece.over, **ratios)
         rows[piece.piece, piece.side] = row

@@ -65,6 +65,7 @@ class TRL:
     """Global steps of TRL's GRPOTrainer: N mini-batches per generation, AdamW at the other sides' learning rate."""
 
     def __init__(self, work: Work, peer: Transformers, num_minibatches: int) -> None:
+        # The loop starts with the first `advance`, when the trainer that needs its pause is there.
         self._steps = StepByStep(lambda: self._trainer.train())
         self._trainer = _trainer(work, peer, num_minibatches, self._steps.pause)
 

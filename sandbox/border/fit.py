@@ -60,7 +60,7 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
     `runs` has the columns of `table.runs`; runs with an exact engine, whose gap has no logarithm, are left out.
     """
-    found = _known(runs)
+    found = known(runs)
     if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
         raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
     fits = [_fit(name, found, num_draws) for name in names or CANDIDATES]
@@ -72,12 +72,12 @@ def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
 
     x is that of each run's own first step: under R3 the trainer replays mu's experts there already.
     """
-    a, b = logistic(*_points(name, _known(unaided)))
-    x, _ = _points(name, _known(runs))
+    a, b = logistic(*_points(name, known(unaided)))
+    x, _ = _points(name, known(runs))
     return float((1.0 / (1.0 + np.exp(-(a + b * x)))).sum())
 
 
-def _known(runs: pd.DataFrame) -> pd.DataFrame:
+def known(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs whose gap has a logarithm and whose end is known."""
     found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
     assert isinstance(found, pd.DataFrame)
@@ -130,6 +130,7 @@ def logistic(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[fl
 def deviance(a: float, b: float, x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     """-2 log likelihood of y in {0, 1} under P(y = 1) = 1 / (1 + exp(-(a + b x))); at least 0."""
     logits = a + b * x
+    # log(1 + e^logits) without overflow: a search may step far out.
     return float(2 * (np.logaddexp(0.0, logits) - y * logits).sum())
 
 
@@ -141,4 +142,4 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     return float((ranks[ones].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
 
 
-__all__ = ["CANDIDATES", "RIDGE", "BorderFit", "auc", "deviance", "expected", "fit_all", "logistic"]
+__all__ = ["CANDIDATES", "RIDGE", "BorderFit", "auc", "deviance", "expected", "fit_all", "known", "logistic"]

@@ -10,14 +10,14 @@ import pandas as pd
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import Trial, by_updates, choose, mean_score, share_text, tried
-from sandbox.border.fit import BorderFit, expected, fit_all
+from sandbox.border.fit import BorderFit, expected, fit_all, known
 from sandbox.border.lengths import alarm_elsewhere, is_branch, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
 from sandbox.border.pictures import TITLES
 from sandbox.border.regimes import markdown as regimes_on_map
 from sandbox.border.table import FIRST, places, runs, story, where
-from sandbox.claims.border_arms import DEGREES, ROUTER_GAPS
+from sandbox.claims.border_arms import ROUTER_GAPS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.summary import effect_text, word_text
@@ -233,9 +233,9 @@ def _moved(table: pd.DataFrame, name: str) -> str:
     tried += [(f"no remedy, {words}", where(table, gap=gap, remedy="none")) for gap, words in CONTROLS.items()]
     lines = []
     for title, runs_of_it in tried:
-        own = runs_of_it.loc[(runs_of_it["kl"] > 0) & runs_of_it["collapsed"].notna()]
+        own = known(runs_of_it)
         if len(own):
-            count = int(own["collapsed"].sum())
+            count = int(own["collapsed"].to_numpy(dtype=float).sum())
             lines.append((title, str(len(own)), f"{expected(name, unaided, own):.1f}", str(count)))
     return MOVED.format(name=name) + "\n" + markdown_table(("runs with", "runs", "expected", "collapsed"), lines)
 
@@ -291,4 +291,4 @@ def _by_n(trials: Mapping[int, Trial]) -> str:
     )
 
 
-__all__ = ["DEGREES", "markdown"]
+__all__ = ["markdown"]

@@ -48,11 +48,9 @@ def arm(
     return Arm("-".join(words), own + (CLIP_HIGHER if preset == "grpo" else ()) + changes, n, on_map=on_map)
 
 
-def short(
-    preset: str, replay: str = "none", n: int = 1, *, name: str = "", changes: tuple[tuple[str, str], ...] = ()
-) -> Arm:
+def short(preset: str, replay: str = "none", *, name: str, changes: tuple[tuple[str, str], ...]) -> Arm:
     """The first 40 updates of an arm, from each seed's own cold start: enough for claims about a model's engine gap."""
-    made = arm(preset, replay, n, name=f"{name}-short" if name else "short", changes=changes + SHORT)
+    made = arm(preset, replay, name=f"{name}-short", changes=changes + SHORT)
     return replace(made, own_cold_start=True)
 
 

@@ -6,7 +6,7 @@ Extra letters: W rows of a response's buffer, n rows of one forward pass, F feat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -143,11 +143,11 @@ class Buffers:
     tokens_BT: Tensor
     logp_BT: Tensor
     lengths_B: Tensor
+    has_stopped_B: Tensor
+    was_cut_B: Tensor
     experts_BWLK: Tensor | None
     features: FeatureLog | None = None
-    has_stopped_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     top: TopLog | None = None
-    was_cut_B: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
 
     def cut(self, running: Int[Tensor, " _"], length: int) -> None:
         """Ends these responses, whose call is over, after `length` tokens."""
@@ -157,10 +157,10 @@ class Buffers:
     def repeat(self, num: int) -> Buffers:
         """`num` adjacent copies of each response and of its routes so far, without the likeliest tokens."""
         first = (self.tokens_BT, self.logp_BT, self.lengths_B, self.has_stopped_B, self.was_cut_B)
-        tokens_BT, logp_BT, lengths_B, stopped_B, cut_B = (x.repeat_interleave(num, 0) for x in first)
+        copies = (x.repeat_interleave(num, 0) for x in first)
         experts = None if self.experts_BWLK is None else self.experts_BWLK.repeat_interleave(num, 0)
         features = None if self.features is None else self.features.repeat(num)
-        return Buffers(tokens_BT, logp_BT, lengths_B, experts, features, stopped_B, was_cut_B=cut_B)
+        return Buffers(*copies, experts_BWLK=experts, features=features)
 
     def store(
         self,
@@ -206,9 +206,9 @@ def empty_buffers(
         tokens_BT=torch.zeros(B, T, dtype=torch.int64),
         logp_BT=torch.zeros(B, T, dtype=dtype),
         lengths_B=torch.zeros(B, dtype=torch.int64),
-        experts_BWLK=experts,
-        features=FeatureLog(B, W) if keep_features and L else None,
         has_stopped_B=torch.zeros(B, dtype=torch.bool),
         was_cut_B=torch.zeros(B, dtype=torch.bool),
+        experts_BWLK=experts,
+        features=FeatureLog(B, W) if keep_features and L else None,
         top=TopLog(num_top, config.vocab_size) if num_top else None,
     )

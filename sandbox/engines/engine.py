@@ -23,7 +23,7 @@ from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
 from sandbox.engines.sampling_mismatch import SamplingMismatch
-from sandbox.engines.stale_weights import StaleWeights, WeightHistory
+from sandbox.engines.stale_weights import StaleWeights, WeightHistory, lagging
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kernels.numerics import EXACT, Numerics, compose
 from sandbox.model import MoE
@@ -63,7 +63,7 @@ class SandboxEngine:
         self.base = numerics
         self.prefixes = prefixes
         self.version = -1
-        self.stale = next((d for d in self.defects if isinstance(d, StaleWeights) and d.versions > 0), None)
+        self.stale = lagging(self.defects)
         self.history = None if self.stale is None else WeightHistory(self.model, self.stale.versions)
         self.first = FirstWeights(self.defects)
 
@@ -231,7 +231,7 @@ class SandboxEngine:
         ended = (running_A & ~goes_on_A).nonzero()[:, 0]
         if len(ended) > 0:
             buffers.lengths_B[active_A[ended]] = t + 1
-            buffers.has_stopped_B[active_A[ended]] = tokens_A[ended] == self.stop_token
+            buffers.has_stopped_B[active_A[ended]] = tokens_A[ended] == self.stop_token  # False where it is None
         return goes_on_A
 
     def _newest(self) -> MoE:

@@ -42,5 +42,6 @@ class RoutedScaling(Defect):
 
     def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         is_last = [".experts." in name and any(part in name for part in LAST) for name in names]
+        # A factor of 1 keeps every bit of the other weights.
         factors = torch.where(torch.tensor(is_last), self.factor, 1.0).to(stacked.dtype)
         return stacked * factors.reshape(-1, *[1] * (stacked.dim() - 1))

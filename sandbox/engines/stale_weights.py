@@ -7,7 +7,7 @@ A response may begin under old weights and continue under the newest (an in-flig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import ClassVar, Literal
 
@@ -73,6 +73,11 @@ class StaleWeights(Defect):
         """The first response position that the newest weights sample; None if there is none."""
         position = math.ceil(self.switch_at * max_tokens)
         return position if self.versions > 0 and position < max_tokens else None
+
+
+def lagging(defects: Sequence[Defect]) -> StaleWeights | None:
+    """The stale weights among these defects, if they lag by a version or more."""
+    return next((defect for defect in defects if isinstance(defect, StaleWeights) and defect.versions > 0), None)
 
 
 class WeightHistory:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.engines import ActivationPrecision, EngineConfig, RouterNoise, WeightPrecision
-from sandbox.engines.stale_weights import StaleWeights
+from sandbox.engines.stale_weights import lagging
 from sandbox.exact.routed_policy import (
     SHIFTED,
     RoutedPolicy,
@@ -167,7 +167,7 @@ def moe_problem(
     """
     if not model.config.moe_layers:
         raise ValueError("model: expected at least 1 MoE layer, got 0")
-    if any(isinstance(defect, StaleWeights) and defect.versions > 0 for defect in engine.defects):
+    if lagging(engine.defects) is not None:
         raise ValueError(f"engine: expected none with stale weights (step_Q is the staleness here), got {engine!r}")
     algorithm = Algorithm(objective=SHIFTED, mode=mode, old_gates=old_gates, temperature=temperature)
     learner = learner_of(model, mode, predictor)

@@ -121,6 +121,7 @@ def moe_engine_of(
     """The engine of one run; its draws are the same for every objective and scale."""
     assert isinstance(config, SandboxFlow) and isinstance(error, EngineError) and isinstance(objective, MoeObjective)
     seed = derive_seed(config.seed, "flow", "engine", number, error.kind)
+    # An engine without defects draws nothing: one mu is enough.
     num_draws = config.training.num_draws if error.engine.defects else 1
     return MoeEngine(error.engine, objective.mode, num_draws, seed, config.training.predictor_rate)
 

@@ -66,6 +66,7 @@ class MoePolicy:
     @property
     def prompts(self) -> list[Prompt]:
         """The prompt of every context."""
+        # The deepest responses come context by context, equally many in each.
         num = len(self.sequences) // self.tree.num_contexts
         return [response.prompt for response in self.sequences.responses[::num]]
 
@@ -126,6 +127,7 @@ def owners(forest: Forest) -> list[Int[Tensor, " _n"]]:
 
 def _deepest(forest: Forest, prompts: Sequence[Prompt], dtype: torch.dtype, temperature: float) -> Rollouts:
     T, V = forest.max_length, forest.num_tokens
+    # The last token may be any: all V tokens are scored in its place.
     tokens_bT = torch.cat([forest.prefixes(T - 1), torch.zeros(forest.num_nodes(T - 1), 1, dtype=torch.int64)], 1)
     zero_T, mask_T = torch.zeros(T, dtype=dtype), torch.ones(T, dtype=torch.bool)
     responses = tuple(
@@ -159,6 +161,7 @@ class _Replayed:
     _last: tuple[MovablePolicy, MoePolicy] | None = None
 
     def __call__(self, policy: MovablePolicy) -> MoePolicy:
+        # By identity: policies are frozen, and a step makes a new one.
         if self._last is None or self._last[0] is not policy:
             self._last = (policy, moe(policy).routed(self.routing))
         return self._last[1]

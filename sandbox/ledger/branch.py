@@ -94,7 +94,7 @@ def state_of(start: SandboxRun, folder: Path, budget: SampleSizes = FULL) -> Sta
     place = folder / hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place}.lock"):
-        if not place.exists():
+        if not place.exists():  # asked under the lock: whoever waited for it finds the state made
             with atomic_folder(place) as scratch:
                 _make(start, updates // n, scratch, budget)
     about = json.loads((place / "state.json").read_text(encoding="utf-8"))
@@ -130,6 +130,7 @@ def branch_row(cell: Cell, root: str, compiled: bool, budget: SampleSizes = FULL
     config.kernels().set_threads(config.threads or 1)
     task = open_task(config)
     state = state_of(start, Path(root) / "states", budget)
+    # After the state, which the first arm makes for all: `cpu_seconds` are the arm's own.
     worked = time.process_time()
     probes = {"accuracy_before": state.accuracy, "reference_error": state.reference.error}
     probes["num_updates_before"] = float(state.num_updates)
@@ -141,6 +142,7 @@ def branch_row(cell: Cell, root: str, compiled: bool, budget: SampleSizes = FULL
     probes["kl_after"] = _kl(learner, config, budget)
     cpu_seconds = time.process_time() - worked
     times = {"seconds": round(time.monotonic() - begun, 1), "cpu_seconds": round(cpu_seconds, 2)}
+    # Step 0 is the state's evaluation, not a step of the branch.
     verdict = judge(metrics[1:], NON_FINITE).to_json()
     return row_of(cell, metrics, verdict, probes) | times | {"compiled": compiled}
 

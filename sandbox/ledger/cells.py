@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,16 @@ def _key(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ..
 def cell(regime: Regime, arm: Arm, seed: int, changes: Changes = ()) -> Cell:
     """The cell of an arm; `changes` come after the arm's own. ConfigError if the config is invalid."""
     stated = _stated(regime, arm, seed, tuple(changes))
+    # The name is not part of what is hashed: a renamed arm keeps its rows.
     named = json.loads(stated) | {"name": f"{regime.name}-{arm.name}-{seed}"}
     config = validate(SandboxRun, named, f"regime {regime.name}, arm {arm.name}")
     start = None if arm.start is None else cell(regime, arm.start, seed, changes).config
     return Cell(regime.name, arm.name, seed, config, key(regime, arm, seed, changes), arm.made_by, start)
+
+
+def finished(regime: Regime, arm: Arm, seeds: Iterable[int], rows: Mapping[str, Row]) -> list[Row]:
+    """The rows of an arm's cells that have run, by key, so that a renamed arm keeps them."""
+    return [rows[name] for seed in seeds if (name := key(regime, arm, seed)) in rows]
 
 
 def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
@@ -219,4 +225,6 @@ class Cells:
         append_line(self.path, json.dumps(row, allow_nan=False).encode())
 
 
-__all__ = ["KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "key", "row", "row_of", "windows"]
+__all__ = [
+    "KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "finished", "key", "row", "row_of", "windows",
+]  # fmt: skip

@@ -36,7 +36,7 @@ class Wanted:
     def runs(self, claim: Claim, regime: str) -> list[tuple[Arm, int]]:
         """Every arm of the claim with each of its seeds; in a smoke ledger, those of the pictures alone with one."""
         found = claim.runs(regime, self.seeds)
-        first = dict(reversed(found))
+        first = dict(reversed(found))  # the last of equal keys stays: reversed, an arm's first seed
         return [(a, s) for a, s in found if not (self.smoke and claim.is_drawn_alone(a)) or s == first[a]]
 
     def cells(self) -> list[Cell]:

@@ -62,7 +62,7 @@ class Window(NamedTuple):
     ahead: int
 
 
-def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
+def warnings(rows: Sequence[Row]) -> list[Signal]:
     """A Signal for each metric of SIGNALS that has windows of both kinds, the largest area first.
 
     Runs too short for a verdict are left out: a window of 40 updates compares with none of 400.
@@ -71,7 +71,7 @@ def warnings(rows: Sequence[Row], seed: int = 0) -> list[Signal]:
     if not rows:
         return []
     # A bootstrap draw is the number of times that each run occurs in it.
-    drawn = np.random.default_rng(seed).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=NUM_DRAWS)
+    drawn = np.random.default_rng(0).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=NUM_DRAWS)
     weights = drawn.astype(np.float64)
     found = [one for name in SIGNALS if (one := _warning(name, rows, weights)) is not None]
     return sorted(found, key=lambda one: -one.auc)
@@ -108,7 +108,7 @@ def shares(
     there = ~np.isnan(stronger)
     peers = there.any(0)  # half of the runs are no window's
     weights, stronger, there = weights[:, peers], stronger[:, peers], there[:, peers]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # 0 / 0: a draw may have none of a window's quiet runs
         return (weights @ np.nan_to_num(stronger).T) / (weights @ there.T)
 
 

@@ -68,6 +68,7 @@ def tail(region: NDArray[np.bool_], margin: float) -> float:
         first, second = _chances(n1, np.clip(shares + margin, 0.0, 1.0)), _chances(n2, shares)
         return ((first @ region) * second).sum(axis=1)
 
+    # The probability may have several maxima in the share: a grid first, then a finer one around its best point.
     grid = np.linspace(low, high, GRID)
     found = at(grid)
     best, width = grid[found.argmax()], (high - low) / (GRID - 1)
@@ -84,9 +85,9 @@ def _chances(number: int, shares: NDArray[np.float64]) -> NDArray[np.float64]:
 @functools.lru_cache(maxsize=65536)
 def exact_p(k1: int, n1: int, k2: int, n2: int, margin: float) -> float:
     """One-sided p of p1 - p2 <= margin from k1 of n1 and k2 of n2: small if p1 - p2 is above the margin."""
-    if margin >= 1.0:
+    if margin >= 1.0:  # no difference of shares is above 1
         return 1.0
-    if margin < -1.0:
+    if margin < -1.0:  # and each is above anything less than -1
         return 0.0
     found = score(n1, n2, margin)
     # The tolerance keeps ties, which rounding separates, in the region.
@@ -106,6 +107,7 @@ class Shares(Effect):
         if self.number is None:
             return exact_p(k1, n1, k2, n2, round(bound, 12))
         share = self.number + bound
+        # P(K >= k1): sf alone is P(K > k1).
         return float(stats.binom.sf(k1 - 1, n1, share)) if share < 1.0 else 1.0
 
     def p_below(self, bound: float) -> float:

@@ -43,7 +43,7 @@ class Link:
 
 def answers(path: Path = KEPT) -> Mapping[str, Answer]:
     """The stored answers by question; none if there is no such file."""
-    if not path.exists():
+    if not path.exists():  # not cached: the file may come later
         return {}
     return _read(path)
 

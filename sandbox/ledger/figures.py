@@ -9,7 +9,7 @@ from typing import Any
 
 from lab.report.figures import Caption, Figure, Scale, caption, end_labels
 from lab.report.style import DASHES, PALETTE, number
-from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
+from sandbox.ledger.cells import NUM_WINDOWS, Regime, finished
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.measures import SURVIVAL
 from theory.routing.passes import MODES
@@ -33,12 +33,12 @@ class ArmLine:
 def over_updates(claim: Claim, regime: Regime, rows: Mapping[str, Row], seeds: int | None = None) -> list[Figure]:
     """A figure per metric that the claim shows: mean over seeds, with a band from the least to the largest."""
     found = [
-        (ArmLine(i, one.name), _rows(regime, one, claim.seeds(regime.name, seeds), rows))
+        (ArmLine(i, one.name), finished(regime, one, claim.seeds(regime.name, seeds), rows))
         for i, one in enumerate(claim.arms)
     ]
     figures = []
     for name in claim.shown:
-        lines = [(line, points) for line, own in found if (points := _points(name, own))]
+        lines = [(line, points) for line, own in found if (points := over_windows(name, own))]
         if lines:
             figures.append(_figure(f"claim-{claim.number}-{name.replace('/', '-')}", name, lines))
     return figures
@@ -48,7 +48,8 @@ Point = tuple[float, float, float, float]
 """Share of the updates, mean, least and largest over seeds."""
 
 
-def _points(name: str, rows: Sequence[Row]) -> list[Point]:
+def over_windows(name: str, rows: Sequence[Row]) -> list[Point]:
+    """The metric's points at the middles of the windows in which some run has a value."""
     columns = zip(*(row["series"].get(name, [None] * NUM_WINDOWS) for row in rows), strict=True)
     found = []
     for window, column in enumerate(columns):
@@ -129,12 +130,8 @@ def phase_diagram(
 
 def survival(one: Arm | None, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> float | None:
     """The mean survival of an arm over the seeds that have run, in [0, 1]; None without any, or without an arm."""
-    found = [] if one is None else _rows(regime, one, seeds, rows)
+    found = [] if one is None else finished(regime, one, seeds, rows)
     return fmean(SURVIVAL.of(row) for row in found) if found else None
 
 
-def _rows(regime: Regime, one: Arm, seeds: Sequence[int], rows: Mapping[str, Row]) -> list[Row]:
-    return [rows[name] for seed in seeds if (name := key(regime, one, seed)) in rows]
-
-
-__all__ = ["DEGREES", "maps", "over_updates", "phase_diagram", "survival"]
+__all__ = ["DEGREES", "maps", "over_updates", "over_windows", "phase_diagram", "survival"]

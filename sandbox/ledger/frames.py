@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 import numpy as np
 import pandas as pd
 
-from sandbox.ledger.cells import NUM_WINDOWS, Regime, key
+from sandbox.ledger.cells import Regime, finished
 from sandbox.ledger.claim import Claim, Row
+from sandbox.ledger.figures import over_windows
 from sandbox.ledger.verdicts import Finding
 
 
@@ -42,15 +42,9 @@ def means(claim: Claim, regime: Regime, rows: Mapping[str, Row], metric: str) ->
     """The metric's means over seeds, by arm and window middle (a share of the updates), for arms that have runs."""
     found: dict[str, dict[float, float]] = {}
     for arm in claim.arms:
-        keys = [key(regime, arm, seed) for seed in claim.seeds(regime.name)]
-        series = [rows[name]["series"].get(metric, []) for name in keys if name in rows]
-        points = {}
-        for window in range(NUM_WINDOWS):
-            values = [one[window] for one in series if one and one[window] is not None]
-            if values:
-                points[(window + 0.5) / NUM_WINDOWS] = fmean(values)
+        points = over_windows(metric, finished(regime, arm, claim.seeds(regime.name), rows))
         if points:
-            found[arm.name] = points
+            found[arm.name] = {place: mean for place, mean, *_ in points}
     return found
 
 

@@ -124,7 +124,7 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
     learner.training_engine.keep_old_pass = True
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=0)
     halves: list[list[Tensor]] = [[], []]
-    for piece in range(num - num % 2):
+    for piece in range(num - num % 2):  # halves of one size, so that their mean is that of all responses
         halves[piece % 2].append(gradients(learner, step + piece, 1).of_KQ[0])
     return ReferenceGradient(torch.stack([torch.stack(half).double().mean(0).float() for half in halves]))
 

@@ -100,7 +100,7 @@ def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[R
 def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
     """The index of the regime with the most complete claims, which the page shows first."""
     counts = Counter(one.regime for one in found if one.joint is not None)
-    return max(range(len(regimes)), key=lambda i: (counts[regimes[i].name], -i))
+    return max(range(len(regimes)), key=lambda i: counts[regimes[i].name])
 
 
 def _sentence(made: Sequence[ClaimLine]) -> str:

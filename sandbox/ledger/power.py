@@ -27,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 from sandbox.ledger import contrasts, events
-from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.cells import Regime, finished
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
 from sandbox.ledger.statistics import ALPHA
 from sandbox.ledger.verdicts import margin_of
@@ -146,7 +146,8 @@ def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: 
         return 1.0 if error == 0.0 else float(stats.norm.sf(stats.norm.isf(level) - (p1 - p2 - margin) / error))
     found = events.score(n1, n2, margin)
     values = np.unique(found[found > 0])
-    low, high = 0, len(values)  # bisection for the smallest value whose tail is within the level
+    # Bisection for the smallest value whose tail is within the level: a larger value has a smaller region and tail.
+    low, high = 0, len(values)
     while low < high:
         middle = (low + high) // 2
         if events.tail(found >= values[middle] - 1e-9, margin) <= level:
@@ -167,6 +168,7 @@ def seeds_needed(prediction: Prediction, sd: float, level: float) -> int | None:
 def _least(found: Callable[[int], float]) -> int | None:
     if math.isnan(found(LEAST)):
         return None
+    # As if power only rose with seeds: an exact test's rises in teeth, so fewer seeds may have POWER, too.
     low, high = LEAST, SEARCHED
     while low < high:
         middle = (low + high) // 2
@@ -210,9 +212,8 @@ class Spreads:
         return ResidualSpread(math.nan, "unknown") if worst is None else ResidualSpread(others[worst], worst)
 
     def rows_of(self, arm: Arm, home: str) -> list[Row]:
-        """An arm's rows at home, by key, so that a renamed arm keeps them."""
-        keys = [key(self.regimes[home], arm, seed) for seed in self.seeds] if home in self.regimes else []
-        return [self.rows[name] for name in keys if name in self.rows]
+        """An arm's rows at home; none if home is not among the regimes."""
+        return finished(self.regimes[home], arm, self.seeds, self.rows) if home in self.regimes else []
 
     def seconds(self, claim: Claim) -> float:
         """Mean seconds of one thread per run of the claim, else of its home, else of all; nan without any."""

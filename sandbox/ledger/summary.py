@@ -134,6 +134,7 @@ def test_text(outcome: Outcome) -> str:
 
 
 def _factor(logarithm: float) -> float:
+    # exp of a Fieller end may overflow a float, beyond 709.
     return math.exp(logarithm) if logarithm < 700.0 else math.inf
 
 

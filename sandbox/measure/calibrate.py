@@ -23,7 +23,6 @@ from lab.doctor.evidence import gather
 from lab.traces import Trace
 from sandbox.engines import ActivationPrecision, KVPrecision, LogitNoise, RouterNoise, WeightPrecision
 from sandbox.engines.defect import Defect
-from sandbox.engines.engine import SandboxEngine
 from sandbox.measure.defect_table import Bench
 from theory.contracts import Rollouts, TokenScores
 from theory.divergences import extreme_fraction, k3_kl_mu_old
@@ -146,16 +145,6 @@ class Calibration:
         # Two tokens of the side with fewer; for the KL, the rounding error of float32 between equal engines.
         self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
 
-    def engine(self, defects: Sequence[Defect]) -> SandboxEngine:
-        """An engine with these defects and the trainer's weights."""
-        trainer, task = self.bench.trainer, self.bench.task
-        model = trainer.model
-        engine = SandboxEngine(
-            model.config, defects, task.tokenizer.eos_id, numerics=self.bench.numerics, kernels=model.kernels
-        )
-        engine.load_weights(self.bench.versions[-1], 0)
-        return engine
-
     def figures(self, rollouts: Rollouts, scores: TokenScores) -> tuple[FittedFigure, ...]:
         """The target's figures beside those of these rollouts."""
         batch = rollouts.padded()
@@ -168,7 +157,7 @@ class Calibration:
 
     def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[FittedFigure, ...]:
         """The figures of an engine with these defects: means over these draws of the batch."""
-        engine, found = self.engine(defects), []
+        engine, found = self.bench.engine(*defects), []
         for draw in draws:
             rollouts = self.bench.sample(engine, draw)
             found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, RoutingPlan("natural"))))

@@ -92,6 +92,7 @@ class Bench:
         self.trainer = self.build_trainer(
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )
+        # `named_tensors` gives copies: later updates leave a version unchanged.
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
         rollout = self.engine()
         for step in range(num_steps):
@@ -172,6 +173,7 @@ class Bench:
         R3 sec. 3.3: the first pass is used as mu, the second as old.
         """
         block, exact, rows, num_tokens = REPEATED[name], self.engine(), [], 0
+        # Both trainers hold one model, whose weights no score changes.
         passes = [self.build_trainer(self.trainer.model, block, size) for size in (64, 24)]
         for draw in range(num_seeds):
             rollouts = self.sample(exact, draw)

@@ -200,5 +200,6 @@ class Given:
         selection_bias_E: Float[Tensor, " E"] | None = None,
     ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
         """The experts with the largest weights, ascending, and these weights."""
+        # Experts that are not chosen have weight 0; if a chosen one has underflowed to 0, either adds nothing.
         experts_NK = self.weights_NE.topk(num_slots, dim=-1).indices.sort(dim=-1).values
         return experts_NK, self.weights_NE.gather(1, experts_NK).to(logits_NE.dtype)

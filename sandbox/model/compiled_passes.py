@@ -15,10 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from sandbox.kernels import round_up
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
 from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of, rms_norm
 from sandbox.kernels.compiled.rounding import address_of, rounded
+from sandbox.kernels.compiled.self_attention import QK_NORMS
 from sandbox.kernels.experts import ascending
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Rounding
@@ -92,8 +94,7 @@ class CompiledPasses:
         config = self._model.config
         x_ND, positions_BS = plain(x_BSD).view(-1, D), positions_BS.expand(B, S).contiguous()
         if cache is None:
-            P = -(-S // LANES) * LANES
-            shape = 1, B, config.num_kv_heads, P, config.head_dim
+            shape = 1, B, config.num_kv_heads, round_up(S, LANES), config.head_dim
             # Without a cache every layer overwrites the same keys and values: a stride of 0.
             k, v, by_layer = x_BSD.new_empty(shape), x_BSD.new_empty(shape), 0
         else:
@@ -195,7 +196,7 @@ def _sizes(model: DecoderWeights, cos_Pd: Tensor, sin_Pd: Tensor) -> SizesStruct
     config = model.config
     return SizesStruct(
         D=config.hidden_size, H=config.num_heads, h=config.num_kv_heads, d=config.head_dim, E=config.num_experts,
-        K=config.experts_per_token, F=config.expert_size, qk_norm=("none", "head", "projection").index(config.qk_norm),
+        K=config.experts_per_token, F=config.expert_size, qk_norm=QK_NORMS.index(config.qk_norm),
         eps=config.norm_eps, scale=config.head_dim**-0.5, gate=gate_struct(config.gate),
         cos=cos_Pd.data_ptr(), sin=sin_Pd.data_ptr(),
     )  # fmt: skip

@@ -101,6 +101,7 @@ class ModelConfig:
         return replace(shape, family=family_of(shape))
 
 
+# No Hugging Face config states the scale of the first weights.
 _SHARED = tuple(field.name for field in fields(ModelConfig) if field.name != "init_std")
 
 

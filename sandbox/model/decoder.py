@@ -49,6 +49,7 @@ class MoE(DecoderWeights):
     def held(self) -> Iterator[None]:
         """A context in which the weights must not change: whole passes pack them only once."""
         before = self._held
+        # A context inside another one uses the passes of the outer one.
         if before is None:
             self._held = self._passes()
         try:
@@ -154,5 +155,5 @@ class MoE(DecoderWeights):
         key_mask = self.kernels.key_mask(query_BS + 1, num_slots, self.cos_Pd.dtype)
         num_heads = self.config.num_heads + self.config.num_kv_heads
         cos_BSHd, sin_BSHd = (rotation(table, positions_BS, num_heads) for table in (self.cos_Pd, self.sin_Pd))
-        own = self.kernels, self.gate
-        return Pass(*own, numerics, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)
+        own = self.kernels, numerics, self.gate
+        return Pass(*own, routing, cos_BSHd, sin_BSHd, key_mask, num_slots, cache, slots_M)

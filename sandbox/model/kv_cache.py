@@ -75,9 +75,9 @@ class KVCache:
         """A cache with these rows in this order (repeats allowed); this is how finished rows are dropped."""
         L, _, _, h, C, d = self._both_L2BhCd.shape
         both = self._both_L2BhCd.new_zeros(L, 2, len(indices_B), h, C, d)
+        longest = int(self.lengths_B.max()) if self.lengths_B.numel() else 0
         # Copy only the slots in use; the others stay zero.
-        used = self._both_L2BhCd[:, :, :, :, : self._used]
-        both[:, :, :, :, : self._used] = used.index_select(2, indices_B)
+        both[:, :, :, :, :longest] = self._both_L2BhCd[:, :, :, :, :longest].index_select(2, indices_B)
         # Not by the constructor, which would allocate buffers of its own.
         return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
 
@@ -88,8 +88,3 @@ class KVCache:
             return parts[0]
         both = torch.cat([part._both_L2BhCd for part in parts], dim=2)
         return object.__new__(KVCache)._hold(both, torch.cat([part.lengths_B for part in parts]))
-
-    @property
-    def _used(self) -> int:
-        """The length of the longest row."""
-        return int(self.lengths_B.max()) if self.lengths_B.numel() else 0

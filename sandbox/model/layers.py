@@ -7,7 +7,6 @@ heads, h key heads, d head width, P key slots (padded).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,32 +20,19 @@ from sandbox.model.routing import Routing
 from theory.routing.gates import Gate
 
 
-@runtime_checkable
-class Arithmetic(Protocol):
-    """The part of a pass that a matrix product needs."""
-
-    @property
-    def kernels(self) -> Kernels: ...
-
-    @property
-    def numerics(self) -> Numerics: ...
-
-
 @dataclass(frozen=True)
 class Products:
-    """The arithmetic of matrix products outside the layers."""
+    """The arithmetic of matrix products, in a pass and outside of the layers."""
 
     kernels: Kernels
     numerics: Numerics
 
 
 @dataclass(frozen=True)
-class Pass:
+class Pass(Products):
     """The state that every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
 
-    kernels: Kernels
     gate: Gate
-    numerics: Numerics
     routing: Routing
     cos_BSHd: Tensor
     sin_BSHd: Tensor
@@ -61,7 +47,7 @@ def matrix(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape))
 
 
-def linear(x: Tensor, weight_OD: Tensor, site: Site, shared: Arithmetic) -> Tensor:
+def linear(x: Tensor, weight_OD: Tensor, site: Site, shared: Products) -> Tensor:
     """x W^T in this arithmetic at this site."""
     multiply, numerics = shared.kernels.linear, shared.numerics
     if numerics is EXACT:

@@ -83,6 +83,7 @@ class Recording(L.Callback):
         training, rollout = pl_module.training_engine, pl_module.rollout
 
         def save(number: int) -> None:
+            # No name is in two of them: each has prefixes of its own.
             tensors = training.state_tensors() | rollout.state_tensors() | to_tensors(pl_module.backlog)
             self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 

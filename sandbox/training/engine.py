@@ -85,7 +85,7 @@ class SandboxTrainingEngine:
         T = max(len(r.tokens) for r in rollouts.responses)
         logp_BT, entropy_BT, squares_BT = (self.model.norm.new_zeros(B, T) for _ in range(3))
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
-        seen = BatchRoutes([], [], [], [])
+        seen = BatchRoutes()
         keeps = self._keeps(rollouts, plan)
         # `held` packs weights for whole passes, which take no gradients: a pass with a graph cannot use them.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
@@ -93,12 +93,11 @@ class SandboxTrainingEngine:
                 with self._context(rollouts, plan, chosen) as context:
                     forward = forward_pass(self.model, rollouts.select(chosen).padded(), context, self.numerics)
                 # Micro-batches are contiguous, and as wide as their own longest response.
-                width = forward.logp_BT.shape[1]
-                logp_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
-                entropy_BT[chosen[0] : chosen[-1] + 1, :width] = forward.entropy_BT
-                squares_BT[chosen[0] : chosen[-1] + 1, :width] = forward.sum_squares_BT
+                own = slice(chosen[0], chosen[-1] + 1), slice(forward.logp_BT.shape[1])
+                logp_BT[own] = forward.logp_BT.detach()
+                entropy_BT[own], squares_BT[own] = forward.entropy_BT, forward.sum_squares_BT
                 if logp_top_BTK is not None and forward.logp_top_BTK is not None:
-                    logp_top_BTK[chosen[0] : chosen[-1] + 1, :width] = forward.logp_top_BTK.detach()
+                    logp_top_BTK[own] = forward.logp_top_BTK.detach()
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         router_scores = RouterFeatures.concat(seen.scores) if seen.scores else None
@@ -124,7 +123,7 @@ class SandboxTrainingEngine:
         # Of the whole mini-batch, so that the objectives of micro-batches add up to its objective.
         totals = objective.totals(minibatch.logp_old_BT, whole.logp_mu_BT, whole.is_response_BT)
         logp_pi_BT = torch.zeros_like(minibatch.logp_old_BT)
-        seen = BatchRoutes([], [], [], [])
+        seen = BatchRoutes()
         value = torch.zeros(())
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
@@ -217,7 +216,7 @@ class SandboxTrainingEngine:
         self._kept = None  # its graph belongs to the weights until now
         self.model.load_state_dict(given)
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            state = {}
+            state = {}  # a checkpoint from before the first update has no moments
             keys = ("step", "exp_avg", "exp_avg_sq")
             if any(f"optimizer.{key}.{name}" in tensors for key in keys):
                 state = {key: _required(tensors, f"optimizer.{key}.{name}").clone() for key in keys}

@@ -5,7 +5,7 @@ Extra letters: n, the valid response tokens of a micro-batch, packed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -36,21 +36,20 @@ class Forward:
 class BatchRoutes:
     """The routing of several micro-batches, in order."""
 
-    used: list[RoutingRecord]
-    natural: list[RoutingRecord]
-    features: list[RouterFeatures]
-    scores: list[RouterFeatures]
+    used: list[RoutingRecord] = field(default_factory=list)
+    natural: list[RoutingRecord] = field(default_factory=list)
+    features: list[RouterFeatures] = field(default_factory=list)
+    scores: list[RouterFeatures] = field(default_factory=list)
 
     def add(self, context: ReplayContext) -> None:
         """Adds the records of a finished pass; a dense model has none."""
-        natural, features = context.natural, context.features
+        natural, features, scores = context.natural, context.features, context.scores
         used = natural if context.plan.source == "natural" else context.used
         if used is not None and natural is not None:
             self.used.append(used)
             self.natural.append(natural)
         if features is not None:
             self.features.append(features)
-        scores = context.scores
         if scores is not None:
             self.scores.append(scores)
 
@@ -80,6 +79,7 @@ def forward_pass(model: MoE, batch: TokenBatch, routing: Routing, numerics: Nume
     """
     hidden_BSD = model.forward_hidden(batch.tokens_BS[:, :-1], routing, numerics=numerics)
     T = batch.is_response_BT.shape[1]
+    # Observations are scored too; objectives and metrics mask them.
     exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
     b_n, t_n = exists_BT.nonzero(as_tuple=True)
     rows_n = batch.predicting_row_BT[b_n, t_n]

@@ -74,6 +74,7 @@ def build_vllm(
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
+        # The engine has a config.json of its own, so this one may go.
         return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import ray
 import torch
@@ -200,7 +200,6 @@ class ScoringGroup(ActorGroup):
                     num_bytes: Any = ray.get(next(stream, bucket))
                 except RayError as error:
                     self._raise(error, ranks[stream])
-                    raise
                 yield bucket, num_bytes
 
     def _gather(self, method: str, refs: list[Any]) -> list[Any]:
@@ -213,11 +212,11 @@ class ScoringGroup(ActorGroup):
             self._require(done, method, ranks.values())
             for ref in done:
                 i = ranks.pop(ref)
+                # Without waiting for the others, which may stand in a collective that this rank has left.
                 try:
                     found[i] = ray.get(ref)
                 except RayError as error:
                     self._raise(error, i)
-                    raise
         return [found[i] for i in range(len(refs))]
 
     def _require(self, done: list[Any], method: str, waiting: Iterable[int]) -> None:
@@ -230,7 +229,7 @@ class ScoringGroup(ActorGroup):
                 min(waiting),
             )
 
-    def _raise(self, error: Exception, rank: int) -> None:
+    def _raise(self, error: Exception, rank: int) -> NoReturn:
         """Raises RankDied if a rank is dead or lost to a collective, else the error of this rank's own code."""
         if isinstance(error, RayActorError):
             raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended", rank) from None

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import psutil
 import ray
+import torch
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -107,7 +108,7 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     logs.mkdir(parents=True, exist_ok=True)
     memory = int(config.cluster.object_store_gib * 2**30)
     # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
-    num_cpus = None if _sees_gpus() else num_places(config)
+    num_cpus = None if torch.cuda.is_available() else num_places(config)
     name, is_alone = config.cluster.interface, config.cluster.address is None
     own = interface.LOOPBACK if name is None else interface.address_of(name)
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
@@ -131,12 +132,6 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
             for actor in list(made.actors):
                 made.kill(actor)
             remove_placement_group(group)
-
-
-def _sees_gpus() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def num_places(config: ScaledRun) -> int:
@@ -167,6 +162,7 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
         )
     size = unit(config, node_gpus)
     num_units = -(-ranks // size)
+    # A CPU for each rank, and one for each engine that lies over some of them.
     bundles = [{"CPU": (2.0 if is_colocated else 1.0) * size, "GPU": float(size)} for _ in range(num_units)]
     for i in range(ranks):
         places["rank", i] = Place(i // size, num_gpus=1.0)
@@ -223,6 +219,7 @@ def by_node(
 
     Neighbours then share machines as far as possible: pipeline stages, replicas, EP groups larger than a machine.
     """
+    # Machines in the order of their first bundle.
     order = sorted(range(num_units), key=lambda b: (nodes.index(nodes[b]), b))
     return {
         actor: replace(place, bundle=order[place.bundle]) if place.bundle < num_units else place

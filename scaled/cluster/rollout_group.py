@@ -94,6 +94,8 @@ class RolloutGroup(ActorGroup):
             parts = self._groups(sampling) if sampling.enough else self._parts(prompts, is_first_turn)
             num_groups = len({draw.group for draw in sampling.draws})
             calls = {}
+            # Responses are numbered on from a share's first prompt: shares of a first turn are contiguous, and later
+            # turns have draws, which no number changes.
             for i, part in parts.items():
                 draws = tuple(sampling.draws[p * G + g] for p in part for g in range(G)) if sampling.draws else ()
                 own = len({draw.group for draw in draws})
@@ -150,7 +152,7 @@ class RolloutGroup(ActorGroup):
             for reference, num_bytes in stored(named_tensors, self.bucket_bytes, self.convert):
                 self.meter.add("transfer/weights_bytes", float(num_bytes))
                 self._weights.append(reference)
-            self.version = version
+            self.version = version  # before the call: what replaces an engine that is lost in it loads these, too
             self._call_all("load_weights", self._weights, version)
 
     def staged(self, named_tensors: NamedTensors) -> NamedTensors:
@@ -208,6 +210,10 @@ class RolloutGroup(ActorGroup):
                     found[i] = (answer, others[i]) if others[i] else answer
                     continue
                 self._restart(i, lost)
+                if calls[i][0] == "start":
+                    # The new one has been built: a second engine in its process would take its memory twice.
+                    found[i] = None
+                    continue
                 pending[ask(i)] = i
                 deadlines[i] = time.monotonic() + self._limit(calls[i][0])
         return found
@@ -253,7 +259,7 @@ class RolloutGroup(ActorGroup):
                 "engine %d was lost (%s; its output is in logs/engine-%d.log); another takes its place", i, reason, i
             )
             self.meter.add("rollout/engine_restarts", 1.0)
-            self.cluster.kill(self.actors[i])
+            self.cluster.kill(self.actors[i])  # a process that only stands still would keep the place
             self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
             reason, _ = self._answer(self._ask(i, "start", (self.build,))[0], "start")
             if reason is None and self.version >= 0:

@@ -88,6 +88,7 @@ class StoredRecord(RoutingRecord):
         for source, own in zip(self.sources, by_source(self.stretches, len(self.sources)), strict=True):
             if len(source.missing):
                 found.append(self._rows(own)[torch.isin(ranges(own.start_S, own.num_S), source.missing)])
+        # A row has a source for each stage of layers, and counts once.
         return len(torch.cat(found).unique()) if found else 0
 
     def rows(self, b: int) -> Int[Tensor, "rows L K"]:

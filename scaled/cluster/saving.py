@@ -67,9 +67,10 @@ def batch_tensors(batch: Collected) -> dict[str, Tensor]:
     words = {"prompts": [asdict(prompt) for prompt in places], "metrics": batch.metrics}
     found = rollout_tensors(batch.rollouts) | {"rewards": batch.rewards_PG}
     found["prompt_of"] = torch.tensor([places[r.prompt] for r in each])
+    # safetensors has tensors alone, so words are bytes; copied, as torch wants memory that may be written.
     found["json"] = torch.from_numpy(np.frombuffer(json.dumps(words).encode(), dtype=np.uint8).copy())
     found |= {f"predictor.{n}": W_p for n, W_p in (batch.predictor or {}).items()}
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+    return {name: tensor.contiguous() for name, tensor in found.items()}  # safetensors refuses strided views
 
 
 def batch_of(found: Mapping[str, Tensor]) -> Collected:

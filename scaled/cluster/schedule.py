@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -29,32 +28,6 @@ Stage = Callable[[NamedTensors], NamedTensors]
 
 Check = Callable[[int, Rollouts], Callable[[], dict[str, float]]]
 """Called with the trainer's version and rollouts to score; what it returns is called once engines hold that version."""
-
-
-@runtime_checkable
-class Schedule(Protocol):
-    """Runs global steps in order."""
-
-    def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
-        """Hands the trainer's weights over as `version`. Global step `version` is next; its batch and those after it
-        are `ahead`, where an earlier process has sampled them, and the first new one continues `backlog`."""
-        ...
-
-    def step(self, step: int) -> StepResult:
-        """Global step `step`; afterwards the trainer has version step + 1."""
-        ...
-
-    def settle(self) -> None:
-        """Waits until engines are idle and hold the trainer's weights, as an evaluation needs."""
-        ...
-
-    def ahead(self) -> list[Collected]:
-        """The batches of the next steps that no later weights may sample, for a checkpoint; waits for them."""
-        ...
-
-    def close(self) -> None:
-        """Drops the work in flight."""
-        ...
 
 
 class Synchronous:
@@ -76,16 +49,17 @@ class Synchronous:
         self.backlog: Backlog | None = None
 
     def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
-        """Hands the weights over, to engines that a rank's death may have left asleep. There is no batch `ahead`.
+        """Hands the trainer's weights over as `version`, to engines that a rank's death may have left asleep.
 
-        `backlog` has the responses in progress that the first step continues (over-sampling).
+        Global step `version` is next; its batch continues `backlog`, the responses in progress (over-sampling). There
+        is no batch `ahead`.
         """
         self.backlog = backlog
         self.turn(True)
         hand_over(self.algorithm, self.rollout, self.learner, version)
 
     def step(self, step: int) -> StepResult:
-        """Collect, learn, hand over."""
+        """Collect, learn, hand over; afterwards the trainer has version step + 1."""
         collected = self._collect(step)
         self.turn(False)
         result = self._learn(step, collected)
@@ -94,7 +68,7 @@ class Synchronous:
         return result
 
     def settle(self) -> None:
-        """Engines always are, and do."""
+        """Nothing: engines are idle and hold the trainer's weights, as an evaluation needs."""
 
     def ahead(self) -> list[Collected]:
         """None: every batch is of the weights that train on it."""
@@ -143,7 +117,8 @@ class Asynchronous(Synchronous):
     def start(self, version: int, backlog: Backlog | None = None, ahead: Sequence[Collected] = ()) -> None:
         """Hands the weights over to idle engines.
 
-        Without `ahead`, at the start of a run, batches `version` to `version` + k are all sampled with these weights.
+        `ahead` are batch `version` and those after it, where an earlier process has sampled them; the first new one
+        continues `backlog`. Without `ahead` batches `version` to `version` + k are all sampled with these weights.
         """
         self.backlog, self.next_batch = backlog, version + len(ahead)
         for step, collected in enumerate(ahead, version):
@@ -158,6 +133,7 @@ class Asynchronous(Synchronous):
         while self.next_batch <= min(step + self.block.steps_off, self.num_steps - 1):
             self.batches[self.next_batch] = self.thread.submit(self._sample, self.next_batch, self.newest)
             self.next_batch += 1
+        # An error of the sampling thread is raised here, in the step that needs the batch.
         result = self._learn(step, self.batches.pop(step).result())
         recent = result.rollouts
         if (following := self.batches.get(step + 1)) is not None and following.exception() is None:
@@ -174,7 +150,10 @@ class Asynchronous(Synchronous):
         self._load(self.newest)
 
     def ahead(self) -> list[Collected]:
-        """The next k batches; raises the error of one that could not be sampled."""
+        """The next k batches, for a checkpoint, since no later weights may sample them; waits for them.
+
+        Raises the error of one that could not be sampled.
+        """
         return [self.batches[step].result() for step in sorted(self.batches)]
 
     def close(self) -> None:
@@ -217,4 +196,4 @@ def version_lags(rollouts: Rollouts, version: int, max_staleness: int) -> dict[s
     return metrics
 
 
-__all__ = ["Asynchronous", "Check", "Schedule", "Stage", "Synchronous", "Turn", "version_lags"]
+__all__ = ["Asynchronous", "Check", "Stage", "Synchronous", "Turn", "version_lags"]

@@ -18,7 +18,7 @@ from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.routes import RouteSource, StoredRecord
 from scaled.cluster.sources import Owner, RankGroup, Source
 from scaled.cluster.stretches import Stretches
-from scaled.cluster.transfer import EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from scaled.cluster.transfer import ALIGNMENT, EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
 from theory.contracts import Rollouts
 from theory.oversampling import Backlog
 from theory.routing.features import RouterFeatures
@@ -51,7 +51,8 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
         return None
 
     parcel = pack(value, stand_in)
-    stored = (next(buckets(own, sum(64 + tensor.nbytes for _, tensor in own)), EMPTY) for own in tensors)
+    # Room for all with their gaps: each object is one bucket.
+    stored = (next(buckets(own, sum(ALIGNMENT + tensor.nbytes for _, tensor in own)), EMPTY) for own in tensors)
     return parcel, *stored
 
 

@@ -45,9 +45,11 @@ class Stretches:
         places_Q: tuple[Int[Tensor, " Q"], Int[Tensor, " Q"]],
     ) -> Stretches:
         """Rows [from, to) of responses `indices`, moved to a response and a row of it, for each of Q."""
+        # Stretches are in the order of responses, so those of a response lie together, as its rows do.
         counts_B = torch.bincount(self.response_S, minlength=num_responses)
         where, offsets = selected_rows(offsets_of(counts_B.tolist()), indices_Q.tolist())
         q_S, old = torch.arange(len(indices_Q)).repeat_interleave(offsets.diff()), self.at(where)
+        # The overlap of each old stretch with the rows that are asked for; empty ones are dropped below.
         low_S = old.first_S.maximum(rows_Q[0][q_S])
         num_S = (old.first_S + old.num_S).minimum(rows_Q[1][q_S]) - low_S
         response_S, first_S = places_Q[0][q_S], low_S - rows_Q[0][q_S] + places_Q[1][q_S]

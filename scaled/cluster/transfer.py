@@ -272,4 +272,4 @@ class Meter:
         return totals
 
 
-__all__ = ["EMPTY", "Bucket", "Entry", "Hole", "Meter", "Parcel", "buckets", "pack", "shares", "unpack"]
+__all__ = ["ALIGNMENT", "EMPTY", "Bucket", "Entry", "Hole", "Meter", "Parcel", "buckets", "pack", "shares", "unpack"]

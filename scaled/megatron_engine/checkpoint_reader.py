@@ -89,6 +89,7 @@ class CheckpointReader:
         start, size = ((), rows) if one.expert is None else ((one.expert,), (1, *rows))
         wanted = ChunkStorageMetadata(torch.Size((*start, *(0 for _ in rows))), torch.Size(size))
         items = create_read_items_for_chunk_list(one.key, entry, [wanted])
+        # A piece that the index lacks would stay what the memory held before.
         if sum(prod(item.lengths) for item in items) != prod(size):
             raise ValueError(f"{self.folder / INDEX}: expected all pieces of {one.key}, got some of them")
         whole = torch.empty(size, dtype=entry.properties.dtype)

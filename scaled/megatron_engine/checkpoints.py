@@ -182,7 +182,7 @@ def load(rank: Checkpointed, folder: Path) -> None:
         state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
-    rank.num_updates = int(state["num_updates"])
+    rank.num_updates = int(state["num_updates"])  # before the optimisers, whose steps it counts
     _load_optimizers(rank, state["optimizer"])
     if rank.predictor is not None:
         tensors = {
@@ -283,7 +283,9 @@ def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
 
 
 def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:
+    # All ranks of a stage hold the same: the one whose numbers are all 0 writes.
     replica = (0, rank.layout.tp_rank, rank.layout.replica_rank)
+    # A number of steps has no axis, and a sharded tensor needs one: `load` takes it off again.
     return ShardedTensor.from_rank_offsets(
         name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica
     )

@@ -75,6 +75,7 @@ class _FromRanks(torch.autograd.Function):
         found = [torch.empty_like(own) for _ in counts]
         dist.all_gather(found, own, group=group)
         scores_nX = scores_mX.new_empty((len(rank_n), scores_mX.shape[1]))
+        # A rank's tokens keep their order, so a mask finds their places.
         for rank, (scores_rX, count) in enumerate(zip(found, counts, strict=True)):
             scores_nX[rank_n == rank] = scores_rX[:count]
         return scores_nX

@@ -86,6 +86,7 @@ def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
     slots, start = [], 0
     for size in _sizes(widths, training.max_tokens_per_micro_batch):
         now = order[start * dp : (start + size) * dp]
+        # Dealt in turn, so that ranks get responses of about the same lengths.
         slots.append(Slot(tuple(tuple(now[rank::dp]) for rank in range(dp)), size, int(widths[start])))
         start += size
     return slots
@@ -152,6 +153,7 @@ def _micro_batch(batch: TokenBatch, slot: Slot, layout: Layout, is_budgeted: boo
     if batch.top_ids_BTK is not None:
         targets_nJ = torch.cat([targets_nJ, batch.top_ids_BTK[indices][response_n, position_n]], dim=1)
     positions_CQ = context_positions(width, layout.cp_size)
+    # argsort inverts the permutation: the place of each position when ranks' positions stand one after the other.
     place_n = positions_CQ.flatten().argsort()[row_n]
     num_filling = size - len(indices)
     return MicroBatch(

@@ -56,18 +56,13 @@ class Layout:
         return self.tp_size > 1
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether the rank's first chunk has the embedding."""
-        return self.pp_rank == 0
-
-    @property
     def is_last_stage(self) -> bool:
         """Whether the rank's last chunk has the head."""
         return self.pp_rank == self.pp_size - 1
 
     def has_embedding(self, chunk: int) -> bool:
         """Whether this chunk starts the model."""
-        return self.is_first_stage and chunk == 0
+        return self.pp_rank == 0 and chunk == 0
 
     def has_head(self, chunk: int) -> bool:
         """Whether this chunk ends the model."""
@@ -156,11 +151,10 @@ def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[t
     return tuple(tuple(range(start, start + size)) for start in starts)
 
 
-def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store, seed: int = 0) -> None:
+def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store) -> None:
     """Joins the process group that meets in `store` and makes Megatron's groups; gloo on CPUs, NCCL on GPUs.
 
-    Nothing is drawn from a global generator; `seed` only names the states of Megatron's own tracker.
-    Raises ValueError where `world_size` is not the layout's.
+    Nothing is drawn from a global generator. Raises ValueError where `world_size` is not the layout's.
     """
     if world_size != training.num_ranks:
         raise ValueError(
@@ -179,7 +173,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
     )
     set_deterministic(bool(training.deterministic))
     # Megatron takes whole minutes.
-    make_groups(training, seed, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
+    make_groups(training, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
 
 
 def set_deterministic(is_deterministic: bool) -> None:
@@ -194,7 +188,7 @@ def set_deterministic(is_deterministic: bool) -> None:
     torch.use_deterministic_algorithms(is_deterministic)
 
 
-def make_groups(training: TrainingBlock, seed: int = 0, **options: Any) -> None:
+def make_groups(training: TrainingBlock, **options: Any) -> None:
     """Megatron's groups of the layout, over an existing process group; `options` are for Megatron."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -203,7 +197,7 @@ def make_groups(training: TrainingBlock, seed: int = 0, **options: Any) -> None:
 
     cpu_shims.install()
     parallel_state.initialize_model_parallel(**group_sizes(training), **options)
-    model_parallel_cuda_manual_seed(seed)
+    model_parallel_cuda_manual_seed(0)  # states of Megatron's own tracker, from which nothing is drawn
 
 
 def group_sizes(training: TrainingBlock) -> dict[str, int | None]:

@@ -153,6 +153,7 @@ def _feature_rows(features: RouterFeatures | None, first: int, num: int) -> Rout
     if features is None:
         return None
     is_here_F = (features.rows >= first) & (features.rows < first + num)
+    # The number of kept rows before each response: their running count, read at the old offsets.
     offsets = torch.cat([is_here_F.new_zeros(1), is_here_F]).cumsum(0)[features.offsets]
     here = features.at(is_here_F.nonzero()[:, 0], offsets)
     return replace(here, rows=here.rows - first)

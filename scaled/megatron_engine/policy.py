@@ -123,6 +123,7 @@ class Policy:
         Raises LedgerError if a layer was not routed exactly once in a pass.
         """
         this = _Pass(plan, loss, PassResult())
+        # An iterator for each chunk: the schedule asks every chunk for every micro-batch, each in its own order.
         feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
         is_single = len(self.wrapped) == 1
         with in_flight(self.replays), torch.set_grad_enabled(loss is not None):
@@ -184,8 +185,8 @@ class Policy:
             if this.loss is None:
                 entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu()
                 squares_bT = squares_n.new_zeros(size).index_put(where, squares_n).cpu()
-                part = replace(part, entropy_bT=entropy_bT, sum_squares_bT=squares_bT)
-                part = replace(part, logp_top_bTK=None if logp_bTK is None else logp_bTK.cpu())
+                top_bTK = None if logp_bTK is None else logp_bTK.cpu()
+                part = replace(part, entropy_bT=entropy_bT, sum_squares_bT=squares_bT, logp_top_bTK=top_bTK)
             this.result.tokens.append(part)
         no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
         if this.loss is None:

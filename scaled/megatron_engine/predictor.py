@@ -51,7 +51,7 @@ class StagePredictor:
             cached, logits_FLE = _on_rows(features, pi, max(sizes.num_rows_B)), pi.logits
         total = torch.tensor(num_rows, device=self._device)
         dist.all_reduce(total, group=group)
-        if int(total) == 0:
+        if int(total) == 0:  # of all ranks, so that they raise together and none waits for another
             raise ValueError("expected at least 1 feature row in the mini-batch, got 0")
         share = num_rows / int(total)
 

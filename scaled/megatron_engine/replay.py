@@ -53,6 +53,7 @@ def local_plan(
         ]
         if len(parts) == 1:
             return parts[0]
+        # Side by side for each response, as a context-parallel rank has its two runs.
         return RoutingRecord.spliced([[(part, b, 0) for part in parts] for b in range(len(parts[0]))])
 
     record, rows, scored = plan.record, plan.feature_rows, plan.scored
@@ -199,7 +200,7 @@ class _RouterHook(RouterReplay):
         flight, _ = self._owner.current()
         self._num_responses = hidden_SBD.shape[1]
         hidden_ND, logits_NE = batch_major(hidden_SBD), batch_major(logits_SBE)
-        self._seen = hidden_ND.detach(), logits_NE.detach()
+        self._seen = hidden_ND.detach(), logits_NE.detach()  # a choice has no gradient
         if flight.context.plan.gates == "live":
             return logits_SBE
         weighed_NE = flight.context.weighed_logits(self.layer_number, hidden_ND, logits_NE)
@@ -232,6 +233,7 @@ class _RouterHook(RouterReplay):
         else:
             experts_NK = flight.context.choose(*arguments)
         indices_NK = position_major(experts_NK, self._num_responses)
+        # Gathered from Megatron's own scores, so that gradients reach the router.
         return scores.gather(1, indices_NK), indices_NK
 
 

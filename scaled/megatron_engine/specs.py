@@ -89,6 +89,7 @@ def layer_specs(shape: ModelShape) -> TransformerBlockSubmodules:
     """The specification of all decoder layers and of the norm after them."""
     parts = _parts()
     norm = parts["norm"]
+    dense = ModuleSpec(module=MLP, submodules=parts["mlp"])
     layers = [
         ModuleSpec(
             module=TransformerLayer,
@@ -97,7 +98,7 @@ def layer_specs(shape: ModelShape) -> TransformerBlockSubmodules:
                 self_attention=_attention_spec(shape, parts),
                 self_attn_bda=get_bias_dropout_add,  # type: ignore[arg-type]  # any function does
                 pre_mlp_layernorm=norm,
-                mlp=_mlp_spec(parts) if n in shape.dense_layers else _experts_spec(parts),
+                mlp=dense if n in shape.dense_layers else _experts_spec(parts),
                 mlp_bda=get_bias_dropout_add,  # type: ignore[arg-type]
             ),
         )
@@ -165,10 +166,6 @@ def _query_norm(shape: ModelShape, num_heads: int, parts: dict[str, Any]) -> Any
     if shape.qk_norm == "projection":
         return ModuleSpec(module=ProjectionNorm, params={"num_heads": num_heads})
     return parts["norm"] if shape.qk_norm == "head" else IdentityOp
-
-
-def _mlp_spec(parts: dict[str, Any]) -> ModuleSpec:
-    return ModuleSpec(module=MLP, submodules=parts["mlp"])
 
 
 def _experts_spec(parts: dict[str, Any]) -> ModuleSpec:

@@ -75,7 +75,7 @@ def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: La
         position, inner = name.removeprefix("decoder.layers.").split(".", 1)
         layer = model.decoder.layers[int(position)].layer_number - 1
         if match := _EXPERT.match(inner):
-            local = int(match[1] or match[4])
+            local = int(match[1] or match[4])  # a rank numbers its own experts from 0
             first = layout.ep_rank * (shape.num_experts // layout.ep_size)
             found = rule(shape, f"{match[2] or match[3]}.weight", layer, first + local)
         else:
@@ -102,7 +102,7 @@ def load_hf(
     places: dict[str, list[tuple[RankWeight, int]]] = {}
     for weight in weights(chunks, shape, layout):
         if not weight.is_buffer:
-            weight.tensor.data.zero_()
+            weight.tensor.data.zero_()  # for the rows that pad a vocabulary, which are in no file
         for part, name in enumerate(weight.rule.names):
             places.setdefault(name, []).append((weight, part))
     expected = shape.weights()
@@ -209,7 +209,7 @@ def _gathered(view: Tensor, weight: RankWeight, part: int, group: Any) -> Tensor
     shards = [torch.empty_like(own) for _ in range(weight.num_shards)] if weight.shard == 0 else None
     dist.gather(own, shards, group=group, group_dst=0)
     if shards is None:
-        return own
+        return own  # not yielded: only the first rank of the group has all shards
     # narrow: without the rows that pad the vocabulary.
     return torch.cat(shards, dim=axis).narrow(axis, 0, size[axis])
 

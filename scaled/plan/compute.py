@@ -6,7 +6,7 @@ FLOPs are counted in `flops`, the training passes with their padding in `passes`
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
@@ -70,10 +70,6 @@ class StepCompute:
     def total_flops(self) -> float:
         """FLOPs of rollout, score passes and updates."""
         return self.rollout_flops + self.score_flops + self.update_flops
-
-    def to_json(self) -> dict[str, int | float]:
-        """Every field by name."""
-        return asdict(self)
 
 
 def decode_step_seconds(

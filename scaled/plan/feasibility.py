@@ -21,6 +21,10 @@ from scaled.plan.memory import GIB, Memory
 MAX_WAYS = 3
 """Ways out that a message names."""
 
+MemoryOf = Callable[[ScaledRun, ModelShape], Memory]
+Budget = Callable[[ScaledRun, Gpu], float]
+Changes = Callable[[ScaledRun, ModelShape, Gpu], Iterator[tuple[str, ScaledRun]]]
+
 
 def check_divides(config: ScaledRun, shape: ModelShape) -> None:
     """Raises ConfigError for the first parallel size that the model or the batch cannot be split by."""
@@ -155,27 +159,19 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
 
     One more where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
     """
+    pools: list[tuple[str, MemoryOf, Budget, Changes]] = [
+        ("training", memory.peak_training_memory, training_budget, training_changes),
+        ("rollout", engine_memory.rollout_memory, rollout_budget, rollout_changes),
+    ]
+    if config.takes_turns:
+        awake = "training, while engines are awake"
+        pools.insert(1, (awake, memory.resident_memory, resident_budget, resident_changes))
     lines = []
-    need = memory.peak_training_memory(config, shape)
-    if need.total > training_budget(config, gpu):
-        ways = _ways(
-            training_changes(config, shape, gpu), lambda c: _training_need(c, shape), lambda c: training_budget(c, gpu)
-        )
-        lines.append(_misfit("training", need, training_budget(config, gpu), gpu, config, ways))
-    need = memory.resident_memory(config, shape)
-    if config.takes_turns and need.total > resident_budget(config, gpu):
-        ways = _ways(
-            resident_changes(config, shape, gpu), lambda c: _resident_need(c, shape), lambda c: resident_budget(c, gpu)
-        )
-        lines.append(
-            _misfit("training, while engines are awake", need, resident_budget(config, gpu), gpu, config, ways)
-        )
-    need = engine_memory.rollout_memory(config, shape)
-    if need.total > rollout_budget(config, gpu):
-        ways = _ways(
-            rollout_changes(config, shape), lambda c: _rollout_need(c, shape), lambda c: rollout_budget(c, gpu)
-        )
-        lines.append(_misfit("rollout", need, rollout_budget(config, gpu), gpu, config, ways))
+    for block, memory_of, budget, changes in pools:
+        need, have = memory_of(config, shape), budget(config, gpu)
+        if need.total > have:
+            ways = _ways(changes(config, shape, gpu), memory_of, budget, shape, gpu)
+            lines.append(_misfit(block, need, have, gpu, config, ways))
     if rollout_s > config.rollout.timeout_s:
         lines.append(
             f"rollout.timeout_s: expected more than the rollout's estimated {rollout_s:.0f} s, got "
@@ -197,27 +193,17 @@ def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, 
     )
 
 
-def _training_need(config: ScaledRun, shape: ModelShape) -> int:
-    return memory.peak_training_memory(config, shape).total
-
-
-def _resident_need(config: ScaledRun, shape: ModelShape) -> int:
-    return memory.resident_memory(config, shape).total
-
-
-def _rollout_need(config: ScaledRun, shape: ModelShape) -> int:
-    return engine_memory.rollout_memory(config, shape).total
-
-
 def _ways(
-    changes: Iterable[tuple[str, ScaledRun]], need: Callable[[ScaledRun], int], have: Callable[[ScaledRun], float]
+    changes: Iterable[tuple[str, ScaledRun]], memory_of: MemoryOf, budget: Budget, shape: ModelShape, gpu: Gpu
 ) -> list[str]:
     """The first value of each field that meets the need, in the order of the changes."""
     found: dict[str, str] = {}
     for change, config in changes:
         field = change.split(" ")[0]
-        if field not in found and len(found) < MAX_WAYS and need(config) <= have(config):
-            found[field] = f"{change} ({need(config) / GIB:.1f} GiB)"
+        if len(found) == MAX_WAYS:
+            break
+        if field not in found and (need := memory_of(config, shape).total) <= budget(config, gpu):
+            found[field] = f"{change} ({need / GIB:.1f} GiB)"
     return list(found.values())
 
 
@@ -258,11 +244,11 @@ def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
         if percent / 100 < rollout.gpu_memory_utilization:
             smaller = rollout.model_copy(update={"gpu_memory_utilization": percent / 100})
             changed = config.model_copy(update={"rollout": smaller})
-            if _rollout_need(changed, shape) <= rollout_budget(changed, gpu):
+            if engine_memory.rollout_memory(changed, shape).total <= rollout_budget(changed, gpu):
                 yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
 
 
-def rollout_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
+def rollout_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
     """Configs that differ in one field of `rollout` and take less memory per GPU."""
     rollout = config.rollout
     # Each value in turn: `_ways` names the first, and so the largest, that fits.

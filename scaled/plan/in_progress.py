@@ -56,6 +56,7 @@ def rollout_load(config: ScaledRun, mean_tokens: int) -> Load:
     if over is None:
         return Load(P * G, P * G, T)
     E, longest = P + over.extra_prompts, config.rollout.max_model_len
+    # The longest of G lengths is below x with the G-th power of one length's probability.
     (cut,) = quantiles(np.array([(P / E) ** (1 / G)]), mean_tokens, longest)
     u = (np.arange(POINTS) + 0.5) / POINTS
     if over.unfinished == "drop":

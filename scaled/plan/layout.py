@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,22 +57,21 @@ class RankPlan:
         return self.dense_parameters + self.expert_parameters
 
 
-def dry_run(shape: ModelShape, training: TrainingBlock, ranks: Sequence[int] | None = None) -> list[RankPlan]:
-    """The parameters of these ranks (default: the first of each pipeline stage), as Megatron-core builds it.
+def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
+    """The parameters of the first rank of each pipeline stage, as Megatron-core builds it.
 
-    Raises ValueError, naming the field to change, for a layout that does not divide the model or a rank outside it;
-    RuntimeError with the end of Megatron's own message where it refuses something else.
+    Raises ValueError, naming the field to change, for a layout that does not divide the model; RuntimeError with the
+    end of Megatron's own message where it refuses something else.
     """
     check_layout(shape, training)
     per_stage = training.num_ranks // training.pipeline_parallel
-    ranks = [stage * per_stage for stage in range(training.pipeline_parallel)] if ranks is None else list(ranks)
-    if wrong := [rank for rank in ranks if not 0 <= rank < training.num_ranks]:
-        raise ValueError(f"training.num_ranks: expected ranks from 0 to {training.num_ranks - 1}, got {wrong[0]}")
+    ranks = [stage * per_stage for stage in range(training.pipeline_parallel)]
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         request, answer = Path(name) / "request.json", Path(name) / "answer.json"
         request.write_text(
             json.dumps({"shape": asdict(shape), "training": training.model_dump(), "ranks": ranks}), encoding="utf-8"
         )
+        # The process imports what this one would, wherever it was started.
         paths = os.pathsep.join(path for path in sys.path if path)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "scaled.plan.layout", str(request), str(answer)],

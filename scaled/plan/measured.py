@@ -13,7 +13,7 @@ from lab.records import RunFolder
 from lab.report.timing import TRAINING
 from lab.traces import Trace
 from scaled.config import ScaledRun
-from scaled.plan.day import Chance, Day, Rates
+from scaled.plan.day import STAGES, Chance, Rates
 from scaled.plan.hardware import Gpu
 from scaled.plan.simulation import play_steps
 
@@ -86,13 +86,10 @@ def simulated(
     day = play_steps(config, shape, gpu, config.num_steps, *tokens, CERTAIN, seed, rates)
     found = {part: day.stages[part] / day.num_steps for part in ("rollout", "training", "push")}
     found["step"] = sum(found.values())
-    found["checkpoint"] = day.stages["checkpoint"] / _num_saves(config, day)
-    return found
-
-
-def _num_saves(config: ScaledRun, day: Day) -> int:
     # Rounded up: the last step makes a checkpoint, too.
-    return -(-day.num_steps // config.checkpoint.every)
+    num_saves = -(-day.num_steps // config.checkpoint.every)
+    found["checkpoint"] = day.stages["checkpoint"] / num_saves
+    return found
 
 
 def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) -> Rates:
@@ -103,8 +100,7 @@ def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) ->
     if config.schedule.steps_off > 0:
         raise ValueError(f"schedule.steps_off: expected 0 of a run to take rates from, got {config.schedule.steps_off}")
     plain = simulated(config, shape, gpu, found.tokens, Rates())
-    stages: Sequence[str] = ("rollout", "training", "push", "checkpoint")
-    return Rates(**{stage: found.median[stage] / plain[stage] for stage in stages if stage in found.median})
+    return Rates(**{stage: found.median[stage] / plain[stage] for stage in STAGES if stage in found.median})
 
 
 __all__ = ["CERTAIN", "PARTS", "Measured", "measured", "rates_of", "simulated"]

@@ -120,6 +120,7 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
         layer_kept, layer_working = kept_activations(shape, number, training)
         kept += layer_kept + (extra if layer_working == 0 else 0)
         working = max(working, layer_working + (extra if layer_working else 0))
+    # In flight are chunks, each with 1 / VPP of the stage's layers.
     in_flight = chunks_in_flight(training, stage, num_microbatches) / training.virtual_pipeline
     return round(tokens * (kept * in_flight + working))
 

@@ -116,5 +116,6 @@ def quantised_parameters(shape: ModelShape) -> int:
     """The number of weights that a quantised engine holds in 1 byte: attention projections, experts and dense MLPs."""
     num_layers, num_moe = shape.num_layers, len(shape.moe_layers)
     plain = 2 * shape.hidden_size * num_layers + num_moe * shape.num_router_parameters + shape.hidden_size
-    plain += shape.num_embedding_parameters
+    # An embedding, and a head unless it is the embedding.
+    plain += shape.vocab_size * shape.hidden_size * (1 if shape.tied_head else 2)
     return shape.num_parameters - plain

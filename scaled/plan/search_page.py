@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scaled.config import ScaledRun
 from scaled.plan import compute
 from scaled.plan.search import FittingLayout, Search
+from scaled.plan.tables import titled_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,25 +18,13 @@ SHOWN = 10
 
 def search_table(config: ScaledRun, made: Search) -> Table:
     """The quickest layouts, one per row."""
-    from rich import box
-    from rich.table import Table
-
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     title = f"{config.name}: {len(made.found)} of {made.num_tried} layouts fit {gpus} {config.cluster.gpu}"
     if len(made.found) > SHOWN:
         title += f"; the {SHOWN} quickest"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in (
-        "ranks",
-        "TP CP PP EP",
-        "recompute",
-        "engines",
-        "seqs",
-        "GiB: update kept engine",
-        "step s",
-        "GPU h",
-    ):
-        table.add_column(column, justify="left" if column == "ranks" else "right")
+    table = titled_table(
+        title, "ranks", "TP CP PP EP", "recompute", "engines", "seqs", "GiB: update kept engine", "step s", "GPU h"
+    )
     for found in made.found[:SHOWN]:
         table.add_row(*_row(found, gpus))
     return table

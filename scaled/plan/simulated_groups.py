@@ -49,9 +49,9 @@ class Groups:
         need = self.num_prompts - sum(group.is_complete for group in self.waiting)
         if need <= 0:
             return [([], 0)] * num_engines
-        for number in range(self.next_number, self.next_number + self._most - len(self.waiting)):
-            lengths = self.draw(number)
-            self.waiting.append(SimulatedGroup(number, lengths, list(lengths), version))
+        while len(self.waiting) < self.num_prompts + self.over.extra_prompts:
+            lengths = self.draw(self.next_number)
+            self.waiting.append(SimulatedGroup(self.next_number, lengths, list(lengths), version))
             self.next_number += 1
         open_ = [group for group in self.waiting if not group.is_complete]
         # Contiguous, as even as can be, as on the cluster.
@@ -76,7 +76,3 @@ class Groups:
         copy = Groups(self.draw, self.num_prompts, self.over)
         copy.waiting, copy.next_number = deepcopy(self.waiting), self.next_number
         return copy
-
-    @property
-    def _most(self) -> int:
-        return self.num_prompts + self.over.extra_prompts

@@ -79,7 +79,7 @@ class Plan:
             },
             "host_bytes": self.host.parts,
             "payload_bytes": self.payloads,
-            "compute": self.compute.to_json() | {"total_flops": self.compute.total_flops},
+            "compute": asdict(self.compute) | {"total_flops": self.compute.total_flops},
             "assumptions": assumptions(self),
             "dry_run": [asdict(rank) for rank in self.ranks],
             "fits": not self.misfits,

@@ -19,7 +19,8 @@ def tables(plan: Plan) -> list[Table]:
     return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
 
 
-def _table(title: str, *columns: str) -> Table:
+def titled_table(title: str, *columns: str) -> Table:
+    """An empty table: words in the first column, numbers at the right of the others; an item's value is words, too."""
     from rich import box
     from rich.table import Table
 
@@ -32,7 +33,7 @@ def _table(title: str, *columns: str) -> Table:
 def _layout(plan: Plan) -> Table:
     config, shape = plan.config, plan.shape
     training, rollout, cluster = config.training, config.rollout, config.cluster
-    table = _table(f"{config.name}: layout", "item", "value")
+    table = titled_table(f"{config.name}: layout", "item", "value")
     table.add_row(
         "model", f"{shape.num_parameters / 1e9:.2f}B weights, {shape.num_active_parameters / 1e9:.2f}B per token"
     )
@@ -67,7 +68,7 @@ def _layout(plan: Plan) -> Table:
 def _memory(plan: Plan) -> Table:
     names = {"training": "training", "resident": "training, engines awake", "rollout": "rollout"}
     budgets = plan.budgets
-    table = _table("Memory of one GPU, GiB", "part", *(names[name] for name in budgets))
+    table = titled_table("Memory of one GPU, GiB", "part", *(names[name] for name in budgets))
     pools = [budget.memory.parts for budget in budgets.values()]
     for name in dict.fromkeys(part for parts in pools for part in parts):
         table.add_row(name, *(f"{parts[name] / GIB:.2f}" if name in parts else "" for parts in pools))
@@ -79,7 +80,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _payloads(plan: Plan) -> Table:
-    table = _table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
+    table = titled_table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     for name, size in plan.host.parts.items():
@@ -89,7 +90,7 @@ def _payloads(plan: Plan) -> Table:
 
 def _compute(plan: Plan) -> Table:
     step = plan.compute
-    table = _table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
+    table = titled_table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
     table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
     scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
     table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
@@ -104,4 +105,4 @@ def _compute(plan: Plan) -> Table:
     return table
 
 
-__all__ = ["tables"]
+__all__ = ["tables", "titled_table"]

@@ -12,7 +12,6 @@ import gc
 import json
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -75,7 +74,6 @@ class VllmEngine:
         self._has_graph_features = features_under_graphs
         self._expected = quantize.sent(self.shape.weights(), rollout.precision)
         self._num_requests = 0
-        self._abort = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
         try:
             self._write_config(Path(shape_folder) / "config.json")
@@ -142,7 +140,7 @@ class VllmEngine:
 
         Law: two calls over parts of the prompts, with consecutive numbers, equal one call over all (in fp32, where the
         batch changes no bits). With `sampling.draws` responses have their own seeds and no numbers. A prompt may hold
-        earlier responses (multi-turn). A response that `abort` or `sampling.enough` cut short keeps its tokens. Raises
+        earlier responses (multi-turn). A response that `sampling.enough` cut short keeps its tokens. Raises
         ValueError for a prompt that the engine cannot hold or draws that are not the responses', RuntimeError without
         weights, and TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
@@ -162,6 +160,7 @@ class VllmEngine:
             by_name[self._add(request, params)] = request
         self._run(by_name, OpenGroups(sampling))
         responses = tuple(request.response(self.version) for request in requests)
+        # The last token of a response was never an input: it has no row.
         num_rows = {q.name: r.num_tokens - 1 for q, r in zip(requests, responses, strict=True)}
         recorded = self._call("take_recorded", num_rows, with_features)
         features = self._features(requests, recorded) if with_features else None
@@ -197,18 +196,15 @@ class VllmEngine:
         return name
 
     def _run(self, requests: dict[str, Request], groups: OpenGroups | None = None) -> None:
-        """Steps until all requests or enough groups have ended, `abort` was called, or no token came for `timeout_s`.
+        """Steps until all requests or enough groups have ended; TimeoutError if no token comes for `timeout_s`.
 
         The requests are in the order of the groups' responses.
         """
-        self._abort.clear()
         number = {name: b for b, name in enumerate(requests)}
         groups = OpenGroups(Sampling(max_tokens=1)) if groups is None else groups
         last_progress = time.monotonic()
         try:
-            while (
-                self._engine.has_unfinished_requests() and not self._abort.is_set() and not groups.are_enough_complete
-            ):
+            while self._engine.has_unfinished_requests() and not groups.are_enough_complete:
                 outputs = self._engine.step()
                 for output in outputs:
                     requests[output.request_id].add(output)
@@ -223,10 +219,6 @@ class VllmEngine:
         finally:
             # The engine must be idle for the next call, also after an error.
             self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
-
-    def abort(self) -> None:
-        """Ends the running `generate` after its present step, from another thread; it returns the tokens so far."""
-        self._abort.set()
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
         """log mu of tokens 1.. of each sequence, in nats: at temperature 1, whatever responses are sampled at."""

@@ -131,6 +131,7 @@ def channel_int8(weight_OI: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], 
     rows = max(1, STRIP // num_in)
     for start in range(0, num_out, rows):
         strip_OI = weight_OI[start : start + rows].float()
+        # No clamp: the quotient exceeds the largest code by less than `round` takes off again.
         strip_O1 = _scale(strip_OI.abs().amax(1, keepdim=True), INT8_MAX)
         weight_q_OI[start : start + rows] = (strip_OI / strip_O1).round()
         scale_O1[start : start + rows] = strip_O1

@@ -1,4 +1,5 @@
-"""Every task keeps the contract of `lab.tasks`: prompts by step, a held-out side, teachers that are right."""
+"""Every task keeps the contract of `lab.tasks`: prompts by step, a held-out side, teachers that are right, and dials
+that are refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lab.tasks import DemonstratedTask, TextTask, build
+from lab.strict import ConfigError, Strict, validate
+from lab.tasks import DemonstratedTask, TaskConfig, TextTask, build
 from lab.tasks.arithmetic import ArithmeticConfig
 from lab.tasks.calculator import CalculatorConfig
 from lab.tasks.countdown import CountdownConfig
@@ -109,3 +111,39 @@ def test_an_answer_to_another_problem_earns_nothing(task: TextTask) -> None:
     for prompt in others:
         assert prompt.answer == first.answer or task.reward(prompt, respond(prompt, shown)) == 0.0
         assert task.reward(prompt, respond(prompt, (task.tokenizer.eos_id,))) == 0.0
+
+
+class Holder(Strict):
+    """A run's config as far as tasks are concerned."""
+
+    task: TaskConfig
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("arithmetic", {"min_digits": 4, "max_digits": 3}, "max_digits: expected at least min_digits = 4, got 3"),
+    ("arithmetic", {"min_digits": 0}, "min_digits: expected a value greater than or equal to 1, got 0"),
+    ("arithmetic", {"operation": "subtract", "num_terms": 3}, "num_terms: expected 2 where operation is subtract"),
+    ("arithmetic", {"num_terms": 11}, "num_terms: expected a value less than or equal to 10, got 11"),
+    ("arithmetic", {"min_digits": 1, "max_digits": 1}, "num_held_out: expected at most 1 problems of 1 digits"),
+    ("arithmetic", {"operation": "multiply"}, "operation: expected 'add' or 'subtract', got \"multiply\""),
+    ("arithmetic", {"max_digit": 3}, "max_digit: unknown key; did you mean 'max_digits'?"),
+    ("calculator", {"min_operations": 3}, "max_operations: expected at least min_operations = 3, got 2"),
+    ("calculator", {"max_digits": 1, "num_held_out": 16}, "num_held_out: expected at most 7 problems of 1 operations"),
+    ("calculator", {"max_digits": 5}, "max_digits: expected a value less than or equal to 4, got 5"),
+    ("countdown", {"num_numbers": 6}, "num_numbers: expected a value less than or equal to 5, got 6"),
+    ("countdown", {"operations": []}, "operations: "),
+    ("countdown", {"operations": ["+", "+"]}, "operations: expected each at most once, got +, +"),
+    ("countdown", {"operations": ["^"]}, "operations.0: expected '+', '-', '*' or '/', got \"^\""),
+    ("jsonl", {"path": "x", "prompt_template": "none"}, "prompt_template: expected {problem} in it, got 'none'"),
+    ("jsonl", {"path": "x", "answer_key": "problem"}, "answer_key: expected another key than problem_key"),
+    ("jsonl", {"path": "x", "held_out_fraction": 1.0}, "held_out_fraction: expected a value less than 1, got 1.0"),
+    ("jsonl", {"path": ""}, "path: "),
+]
+
+
+@pytest.mark.parametrize(("kind", "dials", "words"), WRONG, ids=[f"{kind} {dials}" for kind, dials, _ in WRONG])
+def test_wrong_dials_are_one_line(kind: str, dials: dict[str, Any], words: str) -> None:
+    """A wrong dial is one line with its full name, the expected value and the one found."""
+    with pytest.raises(ConfigError) as caught:
+        validate(Holder, {"task": {"kind": kind, **dials}}, "config.yaml")
+    assert str(caught.value).startswith(f"config.yaml: task.{words}") and "\n" not in str(caught.value)

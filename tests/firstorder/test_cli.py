@@ -54,19 +54,6 @@ MISTAKES = [
     (["--num_step", "3"], "num_step: unknown key; did you mean 'num_steps'?"),
     (["--num_steps", "three"], 'num_steps: expected a valid integer, got "three"'),
     (["--num_steps", "0"], "num_steps: expected a value greater than or equal to 1, got 0"),
-    (
-        ["--algorithm.replay.mode", "R4"],
-        "algorithm.replay.mode: expected 'none', 'R2', 'R3', 'Pr2' or 'Pr3', got \"R4\"",
-    ),
-    (
-        ["--algorithm.objective.preset", "minirll"],
-        "algorithm.objective: unknown preset 'minirll': did you mean 'minirl'?",
-    ),
-    (
-        ["--algorithm.batch.num_minibatches", "3"],
-        "algorithm.batch.num_minibatches: expected a divisor of num_prompts = 2",
-    ),
-    (["--algorithm.batch.num_prompts"], "--algorithm.batch.num_prompts: expected a value after it, got nothing"),
     (["--model.experts_per_token", "9"], "model.experts_per_token: expected 1 to 4 (experts), got 9"),
     (["--model.num_kv_heads", "3"], "model.num_heads: expected a multiple of num_kv_heads 3, got 2"),
     (["--model.head_dim", "3"], "model.head_dim: expected an even number (rotations act on pairs), got 3"),
@@ -75,7 +62,6 @@ MISTAKES = [
     (["--engine.defects", "[{kind: router_noise, sdt: 1}]"], "engine.defects.0.sdt: unknown key; did you mean 'std'?"),
     (["--task.kind", "sorting"], "task.kind: expected one of"),
     (["--name", "a/b"], "name: string should match pattern"),
-    (["--seed", "[1"], "--seed:1: not valid YAML"),
     (["--backend", "sandbocks"], "backend: unknown backend 'sandbocks'; did you mean 'sandbox'?"),
     (["--base", "other.yaml"], "base: unknown key"),
     (["--resume"], "--resume: expected an unfinished run of this config"),
@@ -88,7 +74,6 @@ TOO_LARGE = [
     (["--model.num_experts", "1000000000000"], "model.num_experts: expected a value less than or equal to 32768, got"),
     (["--model.num_layers", "1000000000"], "model.num_layers: expected a value less than or equal to 1000, got"),
     (["--task.max_digits", "100000"], "task.max_digits: expected a value less than or equal to 1000, got 100000"),
-    (["--task.max_digits", "1" + "0" * 30], "task.max_digits: expected a value less than or equal to 1000, got"),
     (["--model.hidden_size", "1000000", "--model.expert_size", "1000000"], "(1.2e+13 weights)"),
     (["--algorithm.batch.num_responses", "10000000000"], "for 20,000,000,000 responses (algorithm.batch, evaluation)"),
     (["--evaluation.num_samples", "10000000000"], "for 20,000,000,000 responses (algorithm.batch, evaluation)"),
@@ -118,11 +103,8 @@ def test_a_mistake_is_one_line(words: list[str], wanted: str, tiny: Path, capsys
     ("text", "wanted"),
     [
         ("a: [1\n", "bad.yaml:2: not valid YAML"),
-        ("a: 1\na: 1\n", 'bad.yaml:2: not valid YAML: duplicate key "a"'),
-        ("", "bad.yaml: expected a mapping of keys to values, got nothing"),
         ("backend: sandbox\n", "missing, and it has no default (and "),
         ("backend: scaled\nmodel: {}\n", "missing, and it has no default (and "),
-        ("backend: grid\n", "bad.yaml: backend: unknown backend 'grid'"),
     ],
 )
 def test_a_bad_file_is_one_line(text: str, wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,7 +234,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
 # -- help
 
 
-@pytest.mark.parametrize("command", ["train", "report", "audit", "flow", "filter"])
+@pytest.mark.parametrize("command", ["train", "report", "audit", "flow", "filter", "export"])
 def test_help_explains_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's help has examples of itself, one per line, and a word about each option."""
     assert main([command, "--help"]) == 0

@@ -17,17 +17,16 @@ from tests.lab.doctor.patients import draw_rows, trace_of
 from tests.lab.doctor.test_importers import ROWS
 from tests.lab.doctor.test_steps import drawn, drift
 
+GOOD = trace_of(draw_rows(), lambda logp, b: logp)
+LATE = trace_of(draw_rows(), lambda logp, b: [logp[0], *logp[:-1]])
+
 
 def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two traces each is named with its own cause, on the terminal and on a page that loads no address."""
-    rows = draw_rows()
-    trace_of(rows, lambda logp, b: logp).save(tmp_path / "good.safetensors")
-    trace_of(rows, lambda logp, b: [logp[0], *logp[:-1]]).save(tmp_path / "late.safetensors")
-    page = tmp_path / "page.html"
-    assert (
-        main(["doctor", str(tmp_path / "good.safetensors"), str(tmp_path / "late.safetensors"), "--out", str(page)])
-        == 3
-    )
+    good, late, page = (tmp_path / name for name in ("good.safetensors", "late.safetensors", "page.html"))
+    GOOD.save(good)
+    LATE.save(late)
+    assert main(["doctor", str(good), str(late), "--out", str(page)]) == 3
     told, text = capsys.readouterr().out, page.read_text()
     assert told.index("good.safetensors:") < told.index("nothing wrong") < told.index("late.safetensors:")
     assert told.index("late.safetensors:") < told.index("shifted by one token")
@@ -44,10 +43,6 @@ def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert main(["doctor", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and str(path) in error and "expected a trace" in error
-
-
-GOOD = trace_of(draw_rows(), lambda logp, b: logp)
-LATE = trace_of(draw_rows(), lambda logp, b: [logp[0], *logp[:-1]])
 
 
 def test_the_verdict_is_first_and_then_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,10 +217,3 @@ def test_the_cluster_world_reads_the_export(home: Path) -> None:
     shape = load_shape(home / "out" / "initial")
     tensors = load_file(home / "out" / "initial" / "model.safetensors")
     assert shape.family == "qwen3_moe" and shape.num_parameters == sum(t.numel() for t in tensors.values())
-
-
-def test_help_explains_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command's help has examples of itself and a word about each option."""
-    assert main(["export", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert text.count("firstorder export ") >= 2 and "--to" in text and "--step" in text and "--debug" in text

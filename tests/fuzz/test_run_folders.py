@@ -73,7 +73,7 @@ def test_a_spoiled_run_is_a_page_or_one_line(
     monkeypatch.setattr(lab.report.page, "get_plotlyjs", lambda: "")  # 5 MB a page
     folder = tmp_path / "run" / "20260304T050607Z-00000001"
     refused = 0
-    for case in range(num_cases(80)):
+    for case in range(num_cases(49)):
         name, data = spoiled(whole, case)
         write(folder, whole, name, data)
         code = main(["report", str(folder)])
@@ -86,6 +86,6 @@ def test_a_spoiled_run_is_a_page_or_one_line(
             continue
         steps = [row["step"] for row in RunFolder(folder).metrics()]
         assert steps == sorted(set(steps)), said
-    record_property("cases", num_cases(80))
+    record_property("cases", num_cases(49))
     record_property("refused", refused)
-    assert refused > 0.2 * num_cases(80)
+    assert refused > 0.2 * num_cases(49)

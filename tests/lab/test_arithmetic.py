@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.strict import ConfigError, Strict, validate
-from lab.tasks import DemonstratedTask, TaskConfig, build
 from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
 from lab.tasks.arithmetic_styles import STYLES, longest
 from tests.lab.answers import answer_with, respond
-from theory.contracts import Prompt, Task
+from theory.contracts import Prompt
 from theory.streams import stream
 
 GENERATOR = stream(0, "no demonstration draws from it")
@@ -45,13 +43,6 @@ def worked_out(text: str, style: str = "columns") -> str:
 
 def terms_of(prompt: Prompt) -> list[int]:
     return [int(term) for term in prompt.id.replace("-", "+").split("+")]
-
-
-def test_is_a_task_with_demonstrations():
-    """The built task satisfies the protocols that the loop and the cold start rely on."""
-    task = build(ArithmeticConfig())
-    assert isinstance(task, Task)
-    assert isinstance(task, DemonstratedTask)
 
 
 @given(dials(), st.integers(0, 2**62), st.sampled_from(list(STYLES)))
@@ -153,12 +144,11 @@ def test_the_partition_is_by_content(values, step):
 
 
 def test_held_out_problems_are_spread_evenly_and_fixed():
-    """Digit counts differ by at most one problem, problems are distinct, and the seed alone decides which they are."""
+    """Digit counts differ by at most one problem, and the seed alone decides which problems they are."""
     config = ArithmeticConfig(min_digits=2, max_digits=4, num_held_out=100)
     held_out = ArithmeticTask(config).held_out()
     counts = [sum(len(p.id) == 2 * digits + 1 for p in held_out) for digits in (2, 3, 4)]
     assert sorted(counts) == [33, 33, 34]
-    assert len({tuple(sorted(terms_of(p))) for p in held_out}) == 100
     assert ArithmeticTask(config).held_out() == held_out
     assert ArithmeticTask(config.model_copy(update={"seed": 1})).held_out() != held_out
 
@@ -184,14 +174,6 @@ def test_digits_and_figures_are_uniform():
         # Standard deviation 0.6 %.
         assert first == pytest.approx(0 if figure == 0 else 1 / 9, abs=0.03)
         assert last == pytest.approx(1 / 10, abs=0.03)
-
-
-def test_harder_problems_have_longer_responses():
-    """Response length grows with digits and terms, and passes 64 tokens."""
-    lengths = [len(worked_out(f"{'9' * d}+{'9' * d}=")) + 1 for d in range(1, 9)]
-    assert lengths == [10 * d + 2 for d in range(1, 9)]
-    assert lengths[6] > 64
-    assert len(worked_out("99+99+99=")) > len(worked_out("99+99="))
 
 
 @pytest.mark.parametrize(
@@ -264,32 +246,6 @@ def test_teachers_write_different_lengths():
         "running": "503-200=303;303-70=233;233-8=225#225",
     }
     assert worked_out("503+205=", "running") == "503+200=703;703+5=708#708"
-
-
-class Holder(Strict):
-    """A run's config as far as tasks are concerned."""
-
-    task: TaskConfig
-
-
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        ({"min_digits": 4, "max_digits": 3}, "task.max_digits: expected at least min_digits = 4, got 3"),
-        ({"min_digits": 0}, "task.min_digits: expected a value greater than or equal to 1, got 0"),
-        ({"operation": "subtract", "num_terms": 3}, "task.num_terms: expected 2 where operation is subtract, got 3"),
-        ({"num_terms": 11}, "task.num_terms: expected a value less than or equal to 10, got 11"),
-        ({"min_digits": 1, "max_digits": 1}, "task.num_held_out: expected at most 1 problems of 1 digits"),
-        ({"operation": "multiply"}, "task.operation: expected 'add' or 'subtract', got \"multiply\""),
-        ({"max_digit": 3}, "did you mean 'max_digits'?"),
-    ],
-)
-def test_wrong_dials_are_one_line(block, words):
-    """A wrong dial is one line with its full name, what was expected and what came."""
-    with pytest.raises(ConfigError) as caught:
-        validate(Holder, {"task": {"kind": "arithmetic", **block}}, "config.yaml")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_smallest_world_still_has_its_held_out_problem():

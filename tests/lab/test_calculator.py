@@ -6,13 +6,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.strict import ConfigError, Strict, validate
-from lab.tasks import DemonstratedTask, TaskConfig, build
+from lab.tasks import DemonstratedTask, build
 from lab.tasks.calculator import CalculatorConfig, CalculatorTask
 from theory.contracts import Environment, Prompt, Response
 from theory.streams import stream
@@ -95,17 +93,8 @@ def test_the_calculator_says_what_it_reads():
         "<999999999*999999999>$": "=999999998000000001;", "<37*6>$=222;<222+58>$": "=280;", "<007+1>$": "=8;",
     }  # fmt: skip
     unreadable = [
-        "$",
-        "37*6$",
-        "<37*6$",
-        "<37>$",
-        "<37*-6>$",
-        "<1+2+3>$",
-        "<37*6>>$",
-        "<1000000000+1>$",
-        "<<1+1>$",
-        "<+1>$",
-    ]
+        "$", "37*6$", "<37*6$", "<37>$", "<37*-6>$", "<1+2+3>$", "<37*6>>$", "<1000000000+1>$", "<<1+1>$", "<+1>$",
+    ]  # fmt: skip
     assert {text: said(task, text) for text in values} == values
     assert {said(task, text) for text in unreadable} == {"=?;"}
     assert said(task, "#280$") is said(task, "<1+1>#$") is said(task, "<1+1>$=2;#2$") is None
@@ -127,10 +116,7 @@ def test_only_the_last_turns_answer_counts():
 @given(dials())
 def test_problems_are_named_by_seed_and_step(values):
     """The same step gives the same problems, the first of more are the same, another step and seed give others."""
-    task, other = (
-        CalculatorTask(CalculatorConfig(**values)),
-        CalculatorTask(CalculatorConfig(**values | {"seed": 1001})),
-    )
+    task, other = (CalculatorTask(CalculatorConfig(**values | own)) for own in ({}, {"seed": 1001}))
     assert task.prompts(3, 8)[:5] == task.prompts(3, 5)
     assert task.prompts(3, 8) != task.prompts(4, 8) and task.prompts(3, 8) != other.prompts(3, 8)
 
@@ -155,25 +141,3 @@ def test_the_longest_response_is_reached():
     needed = len(task.demonstration(prompt, GENERATOR))
     assert needed == len("<99*99>$=9801;#9801$")
     assert needed <= task.max_response_tokens <= needed + 7
-
-
-class Holder(Strict):
-    """A config with a task block."""
-
-    task: TaskConfig
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        ({"min_operations": 3}, r"task.max_operations: expected at least min_operations = 3, got 2"),
-        ({"max_digits": 1, "num_held_out": 16}, r"task.num_held_out: expected at most 7 problems of 1 operations"),
-        ({"max_digits": 5}, r"task.max_digits: .*less than or equal to 4, got 5"),
-        ({"digits": 5}, r"task.digits: unknown key"),
-    ],
-)
-def test_dials_that_do_not_fit_are_one_line(block: dict[str, Any], message: str):
-    """A wrong dial is an error that names the field, what was expected and what came."""
-    with pytest.raises(ConfigError) as error:
-        validate(Holder, {"task": {"kind": "calculator", **block}}, "config.yaml")
-    assert re.search(message, str(error.value)), str(error.value)

@@ -64,7 +64,6 @@ def test_the_same_question_under_another_system_message_is_another_problem(tmp_p
 
 
 BAD_VALUES = [
-    ("prompt", 5, 'prompt: expected a string such as "5", got int 5'),
     ("prompt", ["hi"], 'prompt.0: expected a message with role and content, got str "hi"'),
     ("prompt", [{"role": "user"}], "prompt.0: expected a message with role and content, got dict"),
     ("prompt", [{"role": "tool", "content": "x"}], "prompt.0.role: expected one of system, user, assistant, got str"),

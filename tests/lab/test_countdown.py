@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lab.strict import ConfigError, Strict, validate
-from lab.tasks import TaskConfig
+from lab.strict import validate
 from lab.tasks.countdown import TEACHERS, CountdownConfig, CountdownTask, is_right, problem_of, solution
 from tests.lab.answers import answer_with, respond
 from theory.contracts import Prompt
@@ -207,29 +206,6 @@ def _parts(id: str) -> tuple[list[int], int]:
 
 
 # -- the config
-
-
-class Holder(Strict):
-    """A run's config as far as tasks are concerned."""
-
-    task: TaskConfig
-
-
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        ({"num_numbers": 6}, "task.num_numbers: expected a value less than or equal to 5, got 6"),
-        ({"operations": []}, "task.operations: "),
-        ({"operations": ["+", "+"]}, "task.operations: expected each at most once, got +, +"),
-        ({"operations": ["^"]}, "task.operations.0: expected '+', '-', '*' or '/', got \"^\""),
-        ({"max_numbre": 3}, "task.max_numbre: unknown key; did you mean 'max_number'?"),
-    ],
-)
-def test_a_wrong_dial_is_one_line(block, words):
-    """A dial that cannot be is named with what came and what was expected."""
-    with pytest.raises(ConfigError) as caught:
-        validate(Holder, {"task": {"kind": "countdown", **block}}, "config.yaml")
-    assert str(caught.value).startswith(f"config.yaml: {words}")
 
 
 def test_dials_without_problems_are_one_line():

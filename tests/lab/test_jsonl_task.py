@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.strict import ConfigError, validate
 from lab.tasks import DemonstratedTask, build, grading
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
@@ -207,22 +206,6 @@ def test_bad_solutions_are_named(tmp_path):
             build(config, TOKENIZER)
         assert str(caught.value).startswith(f"{path}:20: ")
         assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        ({"prompt_template": "no place"}, "prompt_template: expected {problem} in it, got 'no place'"),
-        ({"answer_key": "problem"}, "answer_key: expected another key than problem_key"),
-        ({"held_out_fraction": 1.0}, "held_out_fraction: expected a value less than 1, got 1.0"),
-        ({"path": ""}, "path: "),
-    ],
-)
-def test_wrong_fields_are_one_line(block, words):
-    """A wrong field of the block is one line with its name."""
-    with pytest.raises(ConfigError) as caught:
-        validate(JsonlConfig, {"kind": "jsonl", "path": "x.jsonl", **block}, "config.yaml")
-    assert words in str(caught.value)
 
 
 def test_answers_that_are_numbers_or_known_are_not_asked_for_again(tmp_path, monkeypatch):

@@ -160,12 +160,3 @@ def test_tails_and_parts_are_the_records(runs: list[ReportRun]) -> None:
     values = [row["actor/k3_kl_mu_pi"] for row in runs[2].metrics]
     assert parts.data[2]["y"][2] == pytest.approx(sum(values) / len(values))
     assert parts.data[0]["y"][0] is None  # an exact engine: a log axis has no place for 0
-
-
-def test_a_trace_keeps_its_texts(tmp_path: Path, runs: list[ReportRun]) -> None:
-    """The tokens' text comes back from the file, odd characters and all; without it a token is its number."""
-    trace = runs[0].newest_trace
-    assert trace is not None and trace.texts[41] == " the" and trace.texts[40] == "\n"
-    bare = Trace(**(vars(trace) | {"texts": {}}))
-    bare.save(tmp_path / "bare.safetensors")
-    assert Trace.load(tmp_path / "bare.safetensors").texts == {}

@@ -42,10 +42,10 @@ CAP = 1.5
 CUTS = ("token_tis_bias", "prefix_tis_bias", "seq_tis_bias")
 
 
-def problem_at(index: int, kind: str, T: int, level: float, reward: str, has_end: bool = False) -> Problem:
+def problem_at(index: int, kind: str, T: int, level: float, reward: str) -> Problem:
     """A random policy, and a mu at KL(pi || mu) = `level` nats per token from it, by noise on every node's logits."""
     generator = stream(index, "bounds page", kind, str(T), reward)
-    tree = PrefixTree(NUM_TOKENS, T, has_end)
+    tree = PrefixTree(NUM_TOKENS, T)
     target = draw_policy(kind, tree, generator, 1.0)
     logp, noise = target.logp(), logit_noise(tree, generator)
     reward_Y = REWARDS[reward](tree, generator)

@@ -97,6 +97,15 @@ def build_engine(defects: str = "exact", hold: Path | None = None, folder: Path 
     return engine
 
 
+def build_mortal(builds: Path) -> ShareEngine:
+    """The builder of an engine whose first process dies of it; each build adds its process number to the file."""
+    with builds.open("a") as file:
+        print(os.getpid(), file=file)
+    if len(builds.read_text().split()) == 1:
+        os._exit(9)
+    return build_engine()
+
+
 class ReplicaRank:
     """One of several replicas that meet over gloo: each computes everything and reports its share of it.
 
@@ -148,8 +157,6 @@ class ReplicaRank:
         def write() -> None:
             while (folder.parents[3] / "slow").exists():
                 time.sleep(0.05)
-            if (folder.parents[3] / "full").exists():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
             safetensors.torch.save_file(state, folder / f"rank-{self.index}.safetensors")
 
         self.writing = ThreadPoolExecutor(1).submit(write)

@@ -29,6 +29,14 @@ def home(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(trained, tmp_path_factory.mktemp("promote") / "home"))
 
 
+@pytest.fixture
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to be spoilt, as the working folder."""
+    from tests.scaled.promotion_world import enter_copy
+
+    return enter_copy(home, tmp_path, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def one_ray() -> Iterator[None]:
     """A Ray with four places, which every cluster of this process joins: a start takes ten seconds."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lab.markdown import markdown_table
 from scaled.config import ModelBlock, TrainingBlock
@@ -28,6 +27,7 @@ from tests.scaled.rank_world import (
     on_host,
     passes,
     sandbox_engine,
+    sandbox_gradients,
     training,
     with_top,
     write_model,
@@ -138,23 +138,11 @@ def reference(folder: Path) -> dict[str, Any]:
     for key, one in OBJECTIVES.items():
         minibatch, routing = first_of[one.num_top]
         value = engine.update(minibatch, one, routing).metrics["actor/objective"]
-        objectives[key] = (value, _gradients(engine))
+        objectives[key] = (value, sandbox_gradients(engine))
     moving = sandbox_engine(folder, MOVING)
     for minibatch, routing in made:
         moving.update(minibatch, MOVING.objective, routing)
     return {"scores": scores, "olds": olds, "objectives": objectives, "weights": dict(moving.named_tensors())}
-
-
-def _gradients(engine: Any) -> dict[str, Tensor]:
-    """The parameters' gradients under Hugging Face names."""
-    kept = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
-    with torch.no_grad():
-        for parameter in engine.model.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-        gradients = {name: tensor.clone() for name, tensor in engine.named_tensors()}
-        for name, parameter in engine.model.named_parameters():
-            parameter.copy_(kept[name])
-    return gradients
 
 
 def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> Row:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
@@ -131,6 +131,11 @@ def tiny_folder(folder: Path, family: str = "qwen3_moe", seed: int = 0, num_file
     return folder
 
 
+def file_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder's files by name."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
 def _draw(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
     noise = torch.randn(size, generator=generator)
     if name.endswith("correction_bias"):
@@ -190,6 +195,15 @@ def in_turn(
                 raise RuntimeError(f"in {key}:\n{log.read_text()}")
             found[key] = torch.load(result, weights_only=False)
     return found
+
+
+def said(action: Callable[[], Any]) -> str:
+    """The words of the action's ValueError, or "ran"."""
+    try:
+        action()
+    except ValueError as error:
+        return str(error)
+    return "ran"
 
 
 def spawn(num_ranks: int, function: Callable[..., Any], *args: Any, limit_s: float = 180) -> list[Any]:
@@ -254,4 +268,4 @@ def _run(rank: int, folder: Path, function: Callable[..., Any], args: tuple[Any,
         sys.exit(1)
 
 
-__all__ = ["free_ports", "in_turn", "joined", "spawn", "tiny_config", "tiny_folder"]
+__all__ = ["file_tensors", "free_ports", "in_turn", "joined", "said", "spawn", "tiny_config", "tiny_folder"]

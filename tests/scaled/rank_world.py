@@ -124,6 +124,16 @@ def altered_routes(rollouts: Rollouts, numbers: Sequence[int], missing: float = 
     return pack_record(payloads, [r.num_tokens for r in rollouts.responses], numbers, EXPERTS)
 
 
+def altered(rollouts: Rollouts, **options: Any) -> RoutingPlan:
+    """Replay of routes that no router would choose, at every layer; `options` are for `altered_routes`."""
+    return RoutingPlan("replay", record=altered_routes(rollouts, layers(), **options))
+
+
+def one_minibatch(rollouts: Rollouts, logp_old_BT: Tensor, **fields: Any) -> MiniBatch:
+    """The whole batch as one mini-batch, its advantages from -1 to 1."""
+    return MiniBatch(rollouts, logp_old_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1, **fields)
+
+
 def feature_rows(rollouts: Rollouts, num: int = 3) -> tuple[Tensor, ...]:
     """A few rows of each response that predict its tokens."""
     num_rows = [r.num_tokens - 1 for r in rollouts.responses]
@@ -173,6 +183,18 @@ def sandbox_engine(folder: Path, recipe: Algorithm, micro_batch_size: int = 2, *
     return SandboxTrainingEngine(
         checkpoint.load(folder), recipe.optimizer, predictor, recipe.freeze_router, micro_batch_size, **options
     )
+
+
+def sandbox_gradients(engine: SandboxTrainingEngine) -> dict[str, Tensor]:
+    """The parameters' gradients under Hugging Face names, 0 where there is none."""
+    kept = {name: p.detach().clone() for name, p in engine.model.named_parameters()}
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        gradients = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+        for name, parameter in engine.model.named_parameters():
+            parameter.copy_(kept[name])
+    return gradients
 
 
 class OneRank:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from theory.routing.predictor import PredictorSettings
 STEPS = 4
 
 
-def algorithm(mode: str = "R3", learning_rate: float = 1e-2) -> Algorithm:
+def algorithm(mode: str = "R3") -> Algorithm:
     return Algorithm(
         objective=preset("minirl"),
         mode=mode,
@@ -27,36 +26,31 @@ def algorithm(mode: str = "R3", learning_rate: float = 1e-2) -> Algorithm:
         num_responses=2,
         num_minibatches=2,
         max_tokens=6,
-        optimizer=OptimizerSettings(learning_rate=learning_rate, weight_decay=0.0),
+        optimizer=OptimizerSettings(learning_rate=1e-2, weight_decay=0.0),
     )
 
 
 class Watched(ShareEngine):
     """An engine that remembers when it sampled, and from what."""
 
-    def __init__(self, defects: str = "exact"):
-        super().__init__(worlds.model_config(), worlds.DEFECTS[defects], stop_token=worlds.STOP)
+    def __init__(self) -> None:
+        super().__init__(worlds.model_config(), worlds.DEFECTS["exact"], stop_token=worlds.STOP)
         self.events: list[tuple[str, int]] = []
-        self.block: threading.Event | None = None
-        self.running = threading.Event()
 
     def load_weights(self, named_tensors, version: int) -> None:
         super().load_weights(named_tensors, version)
         self.events.append(("load", version))
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
-        self.running.set()
-        if self.block is not None:
-            assert self.block.wait(30)
         self.events.append(("generate", self.version))
         return super().generate(prompts, sampling, first_response)
 
 
-def world(mode: str = "R3", defects: str = "exact"):
+def world(mode: str = "R3"):
     """An algorithm, an engine, a trainer and a task; the same every time."""
     recipe = algorithm(mode)
     predictor = recipe.predictor if recipe.passes.trains_predictor else None
-    return recipe, Watched(defects), worlds.training_engine(worlds.model(), predictor), worlds.EvenTokens()
+    return recipe, Watched(), worlds.training_engine(worlds.model(), predictor), worlds.EvenTokens()
 
 
 def weights(learner) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from scaled.megatron_engine.checkpoint_index import INDEX, check_pickles
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 class Exploit:
     """A pickle of it makes the file `mark` when it is read."""
@@ -36,14 +38,12 @@ def mark(tmp_path: Path) -> Path:
     return tmp_path / "code ran"
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_torch_wrote_passes(tmp_path: Path) -> None:
     """Tensors, plain values and the bytes that Megatron keeps as extra states."""
     for number, extra in enumerate(({"lr": 0.1, "step": 3}, io.BytesIO(b"state"), None)):
         check_pickles(write(tmp_path / str(number), extra))
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_an_index_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
     """torch's reader runs it; the check names it and does not."""
     folder = write(tmp_path / "ckpt", 1)
@@ -56,7 +56,6 @@ def test_an_index_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
     assert mark.exists()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_value_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
     """The same inside the files of the tensors, whose index is as it should be."""
     folder = write(tmp_path / "ckpt", Exploit(mark))
@@ -65,7 +64,6 @@ def test_a_value_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_damaged_index_is_one_line(tmp_path: Path) -> None:
     """A cut file, one of another kind of value, and none."""
     folder = write(tmp_path / "ckpt", 1)

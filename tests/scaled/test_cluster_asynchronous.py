@@ -18,7 +18,8 @@ from theory.contracts import NamedTensors, Rollouts
 from theory.loop import collect, learn
 
 N = 6
-LAGS = (1, 2, 3)
+LAGS = (1, 2)
+"""One step off, engines load weights at once; further off, from memory that holds them until their turn."""
 
 
 def staged(named_tensors: NamedTensors) -> NamedTensors:
@@ -57,8 +58,7 @@ def without_probe(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("probe/")}
 
 
-@pytest.mark.parametrize("steps_off", LAGS)
-@pytest.mark.parametrize("mode", ["R3", "Pr3"])
+@pytest.mark.parametrize(("mode", "steps_off"), [("Pr3", 1), ("Pr3", 2), ("R3", 3)])
 def test_batch_s_is_sampled_by_version_s_minus_k(mode: str, steps_off: int) -> None:
     """Every metric and weight is that of a loop that samples batch s with a copy of version max(0, s - k), to the bit;
     under Pr3 its rollouts are read with the W_p that was folded into that version."""

@@ -26,15 +26,12 @@ from scaled.cluster.transfer import Bucket, shares
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world as world
+from tests.scaled.ray_marks import RAY
 from theory.contracts import Draw, Sampling
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 T = TypeVar("T")
 DEFECT = "weights-fp8-channel"
@@ -59,6 +56,15 @@ def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
     )
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
     yield group
+    group.close()
+
+
+def test_a_death_at_the_start_costs_one_more_build(cluster: Cluster, tmp_path: Path) -> None:
+    """The process that replaces one that ended while it built its engine builds a single engine."""
+    builds = tmp_path / "builds"
+    build = partial(world.build_mortal, builds)
+    group = RolloutGroup(cluster, build, 1, timeout_s=60.0, max_restarts=1, bucket_bytes=world.BUCKET)
+    assert builds.read_text().split()[1:] == [str(pid) for pid in group.pids()] and group.restarts == 1
     group.close()
 
 

@@ -15,14 +15,11 @@ from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
 from tests.contracts import worlds
 from tests.scaled import cluster_world
+from tests.scaled.ray_marks import RAY
 from tests.scaled.schedule_world import algorithm
 from theory.loop import global_step, hand_over
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 STEPS, BUCKET = 3, 20_000
 

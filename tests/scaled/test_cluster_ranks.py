@@ -24,16 +24,13 @@ from scaled.cluster.weights import StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
 from tests.contracts import worlds
 from tests.scaled import cluster_world as world
+from tests.scaled.ray_marks import RAY
 from theory.contracts import MiniBatch
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, fold
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
 

@@ -30,12 +30,9 @@ from scaled.cluster.probe import ProbeError
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.training_group import TrainingGroup
 from tests.scaled.cluster_run_world import SandboxSession, computed, config
+from tests.scaled.ray_marks import RAY
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,17 +149,6 @@ def test_checkpoints_that_are_written_while_the_run_goes_on(
     for name in ("rank-0.safetensors", "rank-1.safetensors"):
         ours, theirs = (run.path / "checkpoints" / "step-000006" / name for run in (folder, whole))
         assert ours.read_bytes() == theirs.read_bytes()
-
-
-def test_a_full_disk_behind_a_step_is_one_line(model: Path, in_session: None, tmp_path: Path) -> None:
-    """An error of the disk in a writing thread ends the run in the same line, and leaves no checkpoint."""
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "full").touch()
-    words = ("--checkpoint.asynchronous", "true", "--num_steps", "3")
-    with pytest.raises(RecordError, match=r"^cannot write .*/checkpoints/step-000002: No space left on device$"):
-        scaled.run.run(config(model, tmp_path, *words), progress="none")
-    (folder,) = (tmp_path / "runs" / "cut").iterdir()
-    assert not list((folder / "checkpoints").iterdir())
 
 
 def test_a_full_disk_in_a_rank_is_one_line(model: Path, whole: RunFolder, in_session: None, tmp_path: Path) -> None:

@@ -14,12 +14,9 @@ import pytest
 import scaled.run
 from lab.records import RunFolder
 from tests.scaled.cluster_run_world import SandboxSession, computed, config
+from tests.scaled.ray_marks import RAY
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 
 def test_a_run_with_batches_in_flight_goes_on_to_the_same_numbers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,12 @@ from tests.scaled.cluster_run_world import config
             ["--schedule.steps_off", "1", "--cluster.placement", "colocated"],
             "schedule.steps_off: expected 0 where cluster.placement is colocated, got 1",
         ),
+        (["--rollout.max_model_len", "13", "--probe.num_tokens", "8"], "(the longest held-out prompt, 8, and"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], wanted: str, model: Path, tmp_path: Path) -> None:
     """A setting that does not fit is a ValueError of one line that names the field, and leaves no run folder."""
-    with pytest.raises(ValueError, match=wanted.replace(".", r"\.")) as caught:
+    with pytest.raises(ValueError, match=re.escape(wanted)) as caught:
         scaled.run.run(config(model, tmp_path, *words), progress="none")
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
 

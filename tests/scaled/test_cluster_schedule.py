@@ -24,7 +24,7 @@ from theory.contracts import Rollouts, Sampling
 from theory.loop import global_step, hand_over
 
 
-@pytest.mark.parametrize("mode", ["none", "R3", "Pr3"])
+@pytest.mark.parametrize("mode", ["R3", "Pr3"])
 def test_synchronous_is_the_loop(mode: str) -> None:
     """Every metric and weight of the synchronous schedule is that of theory.loop.global_step; nothing lags."""
     recipe, engine, learner, task = world(mode)

@@ -18,13 +18,10 @@ from sandbox.training.engine import SandboxTrainingEngine
 from scaled.config import ScaledRun
 from tests.contracts import worlds
 from tests.scaled.cluster_run_world import save_model
+from tests.scaled.ray_marks import RAY
 from theory.loop import global_step, hand_over
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 CONFIG = """
 name: turns
@@ -77,16 +74,6 @@ def test_a_run_of_turns_is_that_of_one_process(model: Path, in_session: None, tm
     for trace in map(Trace.load, folder.traces()):
         assert not trace.is_response.all(), "expected the calculator to have answered"
         assert (trace.logp_mu[~trace.is_response] == 0).all()
-
-
-def test_conversations_must_fit_the_engine(model: Path, tmp_path: Path) -> None:
-    """An engine that could not hold the last turn's prompt is refused before anything starts."""
-    task = build_task(config(model, tmp_path).task)
-    needed = max(len(prompt.tokens) for prompt in task.held_out()) + 48
-    too_short = config(model, tmp_path, "--rollout.max_model_len", str(needed - 1), "--probe.num_tokens", "8")
-    with pytest.raises(ValueError, match=rf"rollout.max_model_len: expected at least {needed} .* got {needed - 1}$"):
-        scaled.run.run(too_short, progress="none")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_turns_and_task_go_together(model: Path, tmp_path: Path) -> None:

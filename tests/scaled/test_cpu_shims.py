@@ -120,19 +120,18 @@ def run_alone(rank: int, ports: list[int]) -> Any:
     training, shape = TrainingBlock(precision="fp32"), parse_shape(tiny_config())
     latent = parse_shape(tiny_config("deepseek_v3"))
     before, state = _fingerprint(), torch.get_rng_state()
-    ready = []
+    left = iter(ports)
 
     def initialize() -> None:
         parallel.shutdown()
-        parallel.initialize(training, rank, 1, TCPStore("127.0.0.1", ports[len(ready)], 1, True))
+        parallel.initialize(training, rank, 1, TCPStore("127.0.0.1", next(left), 1, True))
 
     def join_and(action: Callable[..., Any], shape: ModelShape) -> Callable[[], Any]:
         return lambda: action(training, shape)
 
-    first = lambda: (ready.append(1), initialize())  # noqa: E731
     said = _stepwise(
         [
-            ("generator", first),
+            ("generator", initialize),
             ("current_device", join_and(_build, shape)),
             ("streams", join_and(_build, shape)),
             ("device_keyword", join_and(_run_forward, shape)),
@@ -187,7 +186,7 @@ def _fingerprint() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    return spawn(1, run_alone, free_ports(4))[0]
+    return spawn(1, run_alone, free_ports(2))[0]
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,10 @@ from sandbox.model.checkpoint import save
 from scaled.config import ScaledRun
 from scaled.ladder import REPLAYED, Missing, Rung, climb, markdown
 from tests.scaled import vllm_world
+from tests.scaled.ray_marks import RAY
 from theory.streams import stream
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 CONFIG = """
 name: ladder

@@ -47,6 +47,8 @@ SAVED = {
     },
     ("CP2+EP2", "fp32 sharded"): {**LAYOUTS["CP2+EP2"], **PRECISE["fp32 sharded"]},
 }
+# Their threads write: weights in bf16 beside their masters, and two chunks of a stage.
+BY_THREADS = (("TP2+EP2", "bf16 sharded"), ("PP2+VPP2", "fp32 sharded"))
 DENSE = (0, 1)  # the first of two pipeline stages has no router
 # A sharded optimizer has more to lose: it meets every pair of layouts, a whole one two of them.
 RESHARDED = [
@@ -62,7 +64,7 @@ def jobs_in(root: Path) -> dict[Any, tuple[Path, dict[str, Any]]]:
     for (name, kind), fields in SAVED.items():
         checkpoint = root / f"{name} {kind}"
         jobs["saved", name, kind] = jobs["loaded", name, kind] = checkpoint, fields
-        if "sharded" in kind:
+        if (name, kind) in BY_THREADS:
             jobs["by threads", name, kind] = _by_threads(checkpoint), fields
     for source, target, kind in RESHARDED:
         jobs["resharded", source, target, kind] = root / f"{source} {kind}", {**LAYOUTS[target], **PRECISE[kind]}

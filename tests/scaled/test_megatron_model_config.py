@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from lab.hf import ModelShape, parse_shape
 from scaled.config import TrainingBlock
-from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config
+from tests.scaled.megatron_world import free_ports, joined, said, spawn, tiny_config
 from theory.routing.gates import GATES, Gate, route
 from theory.streams import stream
 
@@ -68,14 +67,6 @@ def _shape(gate: Gate, K: int, has_bias: bool) -> ModelShape:
     return replace(parse_shape(tiny_config()), gate=gate, experts_per_token=K, has_selection_bias=has_bias)
 
 
-def _said(action: Callable[[], Any]) -> str:
-    try:
-        action()
-    except ValueError as error:
-        return str(error)
-    return "ran"
-
-
 def run_config(rank: int, port: int) -> dict[str, Any]:
     """Routes by Megatron under every gate's configuration, words of refusals, and what building does besides."""
     import copy
@@ -101,7 +92,7 @@ def run_config(rank: int, port: int) -> dict[str, Any]:
             expert_bias=bias_E if config.moe_router_enable_expert_bias else None,
         )
     gates = {
-        name: _said(lambda case=case: model.transformer_config(_shape(*case[:3]), training))
+        name: said(lambda case=case: model.transformer_config(_shape(*case[:3]), training))
         for name, case in REFUSED.items()
     }
     plain = model.transformer_config(parse_shape(tiny_config()), training)
@@ -109,12 +100,12 @@ def run_config(rank: int, port: int) -> dict[str, Any]:
     for name, value in UNDOES.items():
         changed = copy.copy(plain)
         setattr(changed, name, value)
-        undoes[name] = _said(lambda changed=changed: model.refuse(changed))
+        undoes[name] = said(lambda changed=changed: model.refuse(changed))
     state = torch.get_rng_state()
     with joined(training, rank, port):
         for family in ("qwen3_moe", "deepseek_v3"):
             model.build_model(parse_shape(tiny_config(family)), training)
-        heads = _said(
+        heads = said(
             lambda: model.build_model(parse_shape(tiny_config()), TrainingBlock(num_ranks=3, tensor_parallel=3))
         )
     return {
@@ -122,7 +113,7 @@ def run_config(rank: int, port: int) -> dict[str, Any]:
         "gates": gates,
         "undoes": undoes,
         "fields": [name for name, _, _ in model.REPLAYABLE],
-        "plain": _said(lambda: model.refuse(plain)),
+        "plain": said(lambda: model.refuse(plain)),
         "is_untouched": torch.equal(state, torch.get_rng_state()),
         "heads": heads,
         "masked": _masked(model),
@@ -172,9 +163,9 @@ def test_every_field_that_undoes_replay_is_tried(ran: Any) -> None:
 @pytest.mark.parametrize("name", UNDOES)
 def test_what_undoes_replay_is_refused(name: str, ran: Any) -> None:
     """A configuration under which a router would not use, or not only use, the replayed experts names its field."""
-    said = ran["undoes"][name]
-    assert said.startswith(f"{name}: expected ")
-    assert said.endswith(f"got {UNDOES[name]}")
+    line = ran["undoes"][name]
+    assert line.startswith(f"{name}: expected ")
+    assert line.endswith(f"got {UNDOES[name]}")
 
 
 def test_building_draws_from_no_global_generator(ran: Any) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from lab.hf import parse_shape
 from scaled.config import ModelBlock, TrainingBlock
 from scaled.megatron_engine.names import rule
 from scaled.model_shape import load_shape
-from tests.scaled.megatron_world import free_ports, joined, spawn, tiny_config, tiny_folder
+from tests.scaled.megatron_world import file_tensors, free_ports, joined, said, spawn, tiny_config, tiny_folder
 from tests.scaled.rank_world import algorithm, batch, on_host
 from theory.contracts import MiniBatch
 from theory.objectives import preset
@@ -130,7 +129,7 @@ def test_a_rank_reads_what_it_holds(world: str, family: str, worlds: Any) -> Non
 @pytest.mark.parametrize("world", WORLDS)
 def test_one_replica_holds_the_whole_file(world: str, family: str, worlds: Any, folders: dict[str, Path]) -> None:
     """Over the ranks of the first replica each tensor sums to the file's: no part is missing or there twice."""
-    file = {n: t for path in folders[family].glob("*.safetensors") for n, t in load_file(path).items()}
+    file = file_tensors(folders[family])
     sums: dict[str, float] = {}
     for one in range(16):
         for name, value in worlds[world, family, one][2].items():
@@ -151,7 +150,7 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
     from scaled.megatron_engine.weights import export_hf, load_hf
 
     training, shape = TrainingBlock(precision="fp32"), load_shape(folder)
-    file = {n: t for path in sorted(folder.glob("*.safetensors")) for n, t in load_file(path).items()}
+    file = file_tensors(folder)
     gate, other = "model.layers.2.mlp.gate.weight", "model.layers.0.self_attn.k_proj.weight"
 
     def without() -> Iterator[tuple[str, Tensor]]:
@@ -169,32 +168,24 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
         "no file": lambda: folder / "nothing",
         "derived": lambda: [*file.items(), ("model.layers.0.self_attn.rotary_emb.inv_freq", wrong)],
     }
-    said = {}
     with joined(training, rank, ports[0]):
         chunks, layout = build_model(shape, training), parallel.layout(training, shape.num_layers)
-        for name, source in cases.items():
-            try:
-                load_hf(chunks, shape, layout, source())
-                said[name] = "ran"
-            except ValueError as error:
-                said[name] = str(error)
+        words = {
+            name: said(lambda source=source: load_hf(chunks, shape, layout, source())) for name, source in cases.items()
+        }
         load_hf(chunks, shape, layout, iter(file.items()))
         is_stream_equal = all(torch.equal(t, file[n]) for n, t in held(chunks))
         load_hf(chunks, shape, layout, ((name, tensor.bfloat16()) for name, tensor in file.items()))
         is_converted = all(
             torch.equal(t.cpu(), file[n].bfloat16().float()) for n, t in export_hf(chunks, shape, layout)
         )
-        try:
-            list(export_hf(chunks, shape, layout, tensors=lambda p: p.data[:1]))
-            said["other size"] = "ran"
-        except ValueError as error:
-            said["other size"] = str(error)
+        words["other size"] = said(lambda: list(export_hf(chunks, shape, layout, tensors=lambda p: p.data[:1])))
     with joined(_in_bf16(training), rank, ports[1]):
         chunks = build_model(shape, _in_bf16(training))
         load_hf(chunks, shape, layout, folder)
         types = {str(p.dtype) for chunk in chunks for p in chunk.parameters()}
         is_rounded = all(torch.equal(t, file[n].bfloat16()) for n, t in held(chunks))
-    return said, is_stream_equal, is_converted, types, is_rounded
+    return words, is_stream_equal, is_converted, types, is_rounded
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +207,8 @@ SAID = {
 @pytest.mark.parametrize("case", SAID)
 def test_what_does_not_fit_is_named(case: str, errors: Any) -> None:
     """Missing, unexpected, repeated and misshapen tensors are errors that name them; constants of old files are not."""
-    said = errors[0][case]
-    assert sorted(said.split()) == sorted(SAID[case].split()) if case == "missing" else said == SAID[case]
+    words = errors[0][case]
+    assert sorted(words.split()) == sorted(SAID[case].split()) if case == "missing" else words == SAID[case]
 
 
 def test_a_folder_without_weights_is_refused(errors: Any) -> None:
@@ -252,7 +243,7 @@ def run_bf16(rank: int, folder: Path, port: int) -> list[dict[str, Tensor]]:
 
 def test_bf16_keeps_the_selection_bias(folders: dict[str, Path]) -> None:
     """In bf16 training the selection bias has the file's fp32 bits: in policy and reference, and after an update."""
-    file = {n: t for path in folders["deepseek_v3"].glob("*.safetensors") for n, t in load_file(path).items()}
+    file = file_tensors(folders["deepseek_v3"])
     biases = {name: tensor for name, tensor in file.items() if name.endswith("e_score_correction_bias")}
     assert biases and not any(torch.equal(tensor, tensor.bfloat16().float()) for tensor in biases.values())
     reference, loaded, updated = spawn(1, run_bf16, folders["deepseek_v3"], free_ports(1)[0])[0]

@@ -11,18 +11,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from firstorder.worlds import Schemas
-from lab.config.load import load
 from lab.hf import parse_shape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.megatron_engine.micro_batches import split
 from scaled.megatron_engine.parallel import Layout
-from scaled.model_shape import load_shape
 from scaled.plan import compute, flops, passes, payloads
 from scaled.plan.hardware import gpu_named
+from tests.scaled.plan_world import EACH_SHAPE, MOONLIGHT, OLMOE, QWEN, loaded
 from theory.contracts import Prompt, Response, Rollouts
 
-QWEN, MOONLIGHT, OLMOE = (load_shape("-", name) for name in ("qwen3-30b-a3b", "moonlight-16b-a3b", "olmoe-1b-7b"))
 H100 = gpu_named("H100-80GB")
 
 SIZES: dict[str, Any] = {
@@ -32,9 +29,7 @@ SIZES: dict[str, Any] = {
 
 
 def recipe(*overrides: str) -> ScaledRun:
-    config = load("configs/scaled/qwen3_30b_a3b.yaml", overrides, Schemas())
-    assert isinstance(config, ScaledRun)
-    return config
+    return loaded("qwen3_30b_a3b", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ def test_forward_flops_are_what_torch_counts(config, model):
     assert flops.forward_flops(shape, S) == pytest.approx(causal, rel=1e-12)
 
 
-@pytest.mark.parametrize("shape", [QWEN, MOONLIGHT, OLMOE], ids=["qwen3", "moonlight", "olmoe"])
+@EACH_SHAPE
 def test_short_sequences_cost_two_flops_an_active_weight(shape):
     """Without context a token costs 2 FLOPs an active weight, but for the embedding, which is only looked up."""
     expected = 2 * (shape.num_active_parameters - shape.vocab_size * shape.hidden_size)
@@ -212,11 +207,9 @@ def test_a_token_budget_takes_the_padding_away() -> None:
 
     875 s are those of the same lengths without any padding: attention grows with the length of each.
     """
-    config = load("configs/scaled/minirl/n8_r3.yaml", [], Schemas())
-    assert isinstance(config, ScaledRun)
-    words = ["--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1"]
-    fixed = load("configs/scaled/minirl/n8_r3.yaml", words, Schemas())
-    assert isinstance(fixed, ScaledRun)
+    config = loaded("minirl/n8_r3")
+    words = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
+    fixed = loaded("minirl/n8_r3", *words)
     padded, even = (compute.step_compute(fixed, QWEN, H100, None, longest) for longest in (None, 10_445))
     assert padded.training_s == pytest.approx(4455, abs=1) and even.training_s == pytest.approx(689, abs=1)
     packed = compute.step_compute(config, QWEN, H100)
@@ -275,9 +268,3 @@ def test_offloaded_states_go_to_the_host_and_back():
     assert none.turn_s == gradients.turn_s == 0
     assert both.turn_s == pytest.approx(45.86 / 1.5 + 45.86 / 9, rel=1e-3)
     assert both.step_s - none.step_s == pytest.approx(both.turn_s)
-
-
-def test_mean_tokens_must_be_possible():
-    """A mean beyond the longest sequence is the caller's mistake, with both numbers."""
-    with pytest.raises(ValueError, match=r"--mean-tokens: expected from 1 to rollout.max_model_len = 34816, got 40000"):
-        compute.step_compute(recipe(), QWEN, H100, 40_000)

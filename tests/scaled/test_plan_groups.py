@@ -14,7 +14,8 @@ from scaled.plan.passes import quantiles
 from scaled.plan.simulated_engines import Events
 from scaled.plan.simulated_groups import Groups
 from scaled.plan.simulation import _Play, play_steps
-from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, recipe
+from tests.scaled.plan_world import QWEN
+from tests.scaled.test_plan_simulation import CERTAIN, H100, TOKENS, recipe
 from theory.algorithm import Oversampling
 
 P, G, MEAN = 8, 8, 300
@@ -44,10 +45,10 @@ def rollouts(played: _Play, num: int) -> list[list[int]]:
 def test_kept_groups_are_trained_on_once_and_have_the_laws_mean(engines: str) -> None:
     """Batches are of whole groups, oldest first, each once; what is not in one waits, and lengths are as drawn.
 
-    4 standard errors of the mean of 60 x 64 lengths; dropping the tail is far below that.
+    4 standard errors of the mean of 40 x 64 lengths; dropping the tail is far below that.
     """
     played = sampled(4, "keep", 100, "--rollout.num_engines", engines)
-    batches = rollouts(played, 60)
+    batches = rollouts(played, 40)
     groups = played.engines.groups
     assert groups is not None and all(len(batch) == P * G for batch in batches)
     trained = [tuple(batch[i : i + G]) for batch in batches for i in range(0, P * G, G)]
@@ -57,7 +58,7 @@ def test_kept_groups_are_trained_on_once_and_have_the_laws_mean(engines: str) ->
     law = np.array(quantiles(np.random.default_rng(1).random(20_000), MEAN, TOKENS))
     error = law.std() / math.sqrt(len(batches) * P * G)
     assert fmean(map(fmean, batches)) == pytest.approx(law.mean(), abs=4 * error)
-    dropped = rollouts(sampled(16, "drop", 100, "--rollout.num_engines", engines), 60)
+    dropped = rollouts(sampled(16, "drop", 100, "--rollout.num_engines", engines), 40)
     assert fmean(map(fmean, dropped)) < law.mean() - 8 * error
 
 
@@ -123,12 +124,12 @@ def test_a_failure_repeats_the_rollouts_since_the_checkpoint() -> None:
     """A run that loses ranks has the batches of one that does not, step by step, though it samples some twice."""
     config = sampled(8, "keep", 100, "--cluster.placement", "colocated").config
     found = []
-    for gpu_hours in (math.inf, 40.0):
+    for gpu_hours in (math.inf, 20.0):
         chance = replace(DRAWN, gpu_hours_per_failure=gpu_hours, restart_s=60.0)
-        played = _Play(config, QWEN, H100, (MEAN, TOKENS), chance, 0, Day(6.0))
+        played = _Play(config, QWEN, H100, (MEAN, TOKENS), chance, 0, Day(3.0))
         main = played.env.process(played.run())
         played.env.process(played.ranks_die(main))
-        played.env.run(until=3600 * 6.0)
+        played.env.run(until=3600 * 3.0)
         found.append(played)
     calm, failing = found
     assert failing.day.num_failures > 3 and 10 < failing.day.num_steps < calm.day.num_steps

@@ -8,8 +8,9 @@ import pytest
 
 from scaled.plan import compute
 from scaled.plan.day import Chance, Day, Rates
-from scaled.plan.simulation import _Play, play, play_steps
-from tests.scaled.test_plan_simulation import CERTAIN, H100, QWEN, TOKENS, lagging
+from scaled.plan.simulation import _Play, play_steps
+from tests.scaled.plan_world import QWEN
+from tests.scaled.test_plan_simulation import CERTAIN, H100, TOKENS, lagging
 
 ROOMY = ("--checkpoint.every", "1000", "--cluster.object_store_gib", "1000")
 """No checkpoint but the last, and room for all versions that wait."""
@@ -79,15 +80,6 @@ def test_batches_of_a_checkpoint_are_not_sampled_again(steps_off: int) -> None:
             one.env.step()
     assert played.day.num_failures == 1
     assert played.env.now == pytest.approx(alone.env.now + 1e-6 + CERTAIN.restart_s, rel=1e-9)
-
-
-def test_hours_add_up_two_steps_off() -> None:
-    """Stages, lost work and restarts leave less than one step of the hours, with failures and drawn lengths."""
-    chance, hours = Chance(gpu_hours_per_failure=50.0, restart_s=100.0), 8.0
-    day = play(lagging(2), QWEN, H100, hours, MEAN, TOKENS, chance)
-    rest = 3600 * hours - sum(day.stages.values()) - day.lost_s - day.down_s
-    assert day.num_failures > 5 and day.lost_s > 0
-    assert 0 <= rest < 5 * 3600 * hours / day.num_steps
 
 
 def test_a_push_counts_for_every_version_in_the_store() -> None:

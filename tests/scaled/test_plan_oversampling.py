@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from firstorder.worlds import Schemas
 from lab.backlog import to_tensors
-from lab.config.load import load
 from scaled.config import ScaledRun
-from scaled.model_shape import load_shape
 from scaled.plan import compute, payloads
 from scaled.plan.hardware import gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.in_progress import rollout_load
 from scaled.plan.passes import quantiles
 from scaled.plan.summary import assumptions, make_plan, step_payloads
+from tests.scaled.plan_world import QWEN, loaded
 from theory.contracts import Prompt, Response, Rollouts
 from theory.oversampling import Backlog, StartedGroup
 from theory.routing.packed_rows import offsets_of
@@ -27,7 +25,7 @@ from theory.routing.record import RoutingRecord, index_dtype
 from theory.streams import derive_seed
 from theory.top_tokens import TopTokens
 
-QWEN, H200 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H200-141GB")
+H200 = gpu_named("H200-141GB")
 MEAN, P, G = 10_000, 64, 8
 
 
@@ -37,9 +35,7 @@ def recipe(extra: int, unfinished: str = "keep", *words: str) -> ScaledRun:
     batch = ("--algorithm.batch.num_prompts", str(P), "--algorithm.batch.num_responses", str(G))
     mode = ("--algorithm.replay.mode", "R3", "--rollout.routes", "capture", "--schedule.max_staleness", "8")
     words = (*mode, *batch, "--algorithm.oversampling", over, *words)
-    config = load("configs/scaled/qwen3_30b_a3b.yaml", words, Schemas())
-    assert isinstance(config, ScaledRun)
-    return config
+    return loaded("qwen3_30b_a3b", *words)
 
 
 def played(extra: int, unfinished: Literal["keep", "drop"], longest: int, calls: int = 60) -> tuple[float, float]:

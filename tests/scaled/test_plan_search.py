@@ -8,24 +8,20 @@ import shlex
 import pytest
 
 from firstorder.cli import main
-from firstorder.worlds import Schemas
-from lab.config.load import load
 from scaled.config import ScaledRun
-from scaled.model_shape import load_shape
 from scaled.plan import feasibility
 from scaled.plan.hardware import gpu_named
 from scaled.plan.search import Search, search
 from scaled.plan.summary import make_plan
+from tests.scaled.plan_world import QWEN, loaded
 
 CONFIG = "configs/scaled/minirl/n2_r2.yaml"
 ONE_MACHINE = ("--cluster.num_nodes", "1", "--algorithm.batch.num_prompts", "8")
-QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
+H100 = gpu_named("H100-80GB")
 
 
 def config(*words: str) -> ScaledRun:
-    found = load(CONFIG, words, Schemas())
-    assert isinstance(found, ScaledRun)
-    return found
+    return loaded("minirl/n2_r2", *words)
 
 
 @pytest.fixture(scope="module")

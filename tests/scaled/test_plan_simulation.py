@@ -6,26 +6,22 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from firstorder.worlds import Schemas
-from lab.config.load import load
 from lab.records import RunFolder
 from scaled.config import ScaledRun
-from scaled.model_shape import load_shape
 from scaled.plan import compute, what_if
 from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import gpu_named
 from scaled.plan.measured import measured, rates_of, simulated
 from scaled.plan.parameters import CHECKPOINT_BYTES
-from scaled.plan.passes import quantiles
 from scaled.plan.simulated_groups import SimulatedGroup
 from scaled.plan.simulation import _Play, play, play_steps
 from tests.lab.synthetic_runs import DEMO, made_up_trace
+from tests.scaled.plan_world import QWEN, loaded
 
-QWEN, H100 = load_shape("-", "qwen3-30b-a3b"), gpu_named("H100-80GB")
+H100 = gpu_named("H100-80GB")
 CERTAIN = Chance(gpu_hours_per_failure=math.inf, slow_std=0.0, is_length_drawn=False)
 TOKENS = 1024
 
@@ -37,9 +33,7 @@ def recipe(*overrides: str) -> ScaledRun:
         "--algorithm.batch.num_minibatches", "1", "--rollout.max_num_seqs", "64",
         "--algorithm.sampling.max_tokens", str(TOKENS), "--checkpoint.every", "5",
     )  # fmt: skip
-    config = load("configs/scaled/qwen3_30b_a3b.yaml", [*small, *overrides], Schemas())
-    assert isinstance(config, ScaledRun)
-    return config
+    return loaded("qwen3_30b_a3b", *small, *overrides)
 
 
 def lagging(steps_off: int, *overrides: str) -> ScaledRun:
@@ -81,10 +75,11 @@ def test_a_failure_takes_the_work_since_the_last_checkpoint() -> None:
     assert day.lost_s / day.num_failures == pytest.approx(mean, abs=4 * interval / math.sqrt(12 * day.num_failures))
 
 
-def test_the_hours_add_up() -> None:
+@pytest.mark.parametrize("steps_off", [0, 2])
+def test_the_hours_add_up(steps_off: int) -> None:
     """Stages, lost work and restarts leave less than one step of the hours; every step that counts is in the stages."""
-    config = recipe()
-    chance, hours = Chance(gpu_hours_per_failure=50.0, restart_s=100.0), 8.0
+    config = lagging(steps_off)
+    chance, hours = Chance(gpu_hours_per_failure=20.0, restart_s=100.0), 3.0
     day = play(config, QWEN, H100, hours, 300, TOKENS, chance)
     rest = 3600 * hours - sum(day.stages.values()) - day.lost_s - day.down_s
     assert day.num_failures > 5 and day.num_engine_failures > 0 and day.lost_s > 0 and day.down_s > 0
@@ -94,21 +89,14 @@ def test_the_hours_add_up() -> None:
 
 
 def test_every_chance_costs_steps() -> None:
-    """Drawn lengths, unequal engines and failures: each makes a day shorter, alone and by its own share."""
+    """Drawn lengths, unequal engines and failures: each leaves fewer steps, alone and by its own share."""
     config = recipe()
 
     def steps(**chances: float | bool) -> int:
-        return play(config, QWEN, H100, 24.0, 300, TOKENS, replace(CERTAIN, **chances)).num_steps
+        return play(config, QWEN, H100, 8.0, 300, TOKENS, replace(CERTAIN, **chances)).num_steps
 
     assert steps(is_length_drawn=True) < steps() and steps(slow_std=0.3) < steps()
     assert steps(gpu_hours_per_failure=20.0) < steps(gpu_hours_per_failure=200.0) < steps()
-
-
-def test_drawn_lengths_have_the_plans_mean() -> None:
-    """Uniform probabilities give the law whose quantiles the plan pads: its mean within 4 standard errors."""
-    found = np.array(quantiles(np.random.default_rng(0).random(20_000), 300, TOKENS))
-    assert found.mean() == pytest.approx(300, abs=4 * found.std() / math.sqrt(len(found)))
-    assert found.min() >= 2 and found.max() <= TOKENS
 
 
 def test_scenarios_change_one_thing() -> None:
@@ -148,7 +136,7 @@ def test_engines_wait_for_the_last_one() -> None:
     assert played.day.idle_s == pytest.approx(played.env.now / 4, rel=1e-12)
 
 
-@pytest.mark.parametrize("hours", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("hours", [0.0, math.nan, math.inf])
 def test_impossible_hours_are_an_error(hours: float) -> None:
     with pytest.raises(ValueError, match="hours: expected more than 0 and at most 8760, got"):
         play(recipe(), QWEN, H100, hours, 300, TOKENS)

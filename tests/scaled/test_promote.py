@@ -18,13 +18,7 @@ from lab.strict import validate
 from lab.verdict import VerdictRules
 from scaled import promotion_runs
 from scaled.config import ScaledRun
-from tests.scaled.promotion_world import RULES, enter_copy, folder_of, refused
-
-
-@pytest.fixture
-def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to be spoilt, as the working folder."""
-    return enter_copy(home, tmp_path, monkeypatch)
+from tests.scaled.promotion_world import RULES, folder_of, refused
 
 
 def test_promotion_judges_by_the_written_rules() -> None:

@@ -21,13 +21,7 @@ from scaled.config import ScaledRun
 from scaled.promote import promote as promote_runs
 from scaled.promotion_checks import Accuracy
 from scaled.promotion_runs import TrialRun, read_run
-from tests.scaled.promotion_world import RULES, TARGET_BASE, enter_copy, folder_of, refused, rewrite_row
-
-
-@pytest.fixture
-def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, to be spoilt, as the working folder."""
-    return enter_copy(home, tmp_path, monkeypatch)
+from tests.scaled.promotion_world import RULES, TARGET_BASE, folder_of, refused, rewrite_row
 
 
 def test_unstable_and_single_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

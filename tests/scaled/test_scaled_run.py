@@ -22,13 +22,11 @@ from sandbox.model.checkpoint import save
 from scaled.cluster.training_group import TrainingGroup
 from scaled.config import ScaledRun
 from tests.scaled import vllm_world
+from tests.scaled.cluster_run_world import computed
+from tests.scaled.ray_marks import RAY
 from theory.streams import stream
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 CONFIG = """
 name: real
@@ -53,8 +51,6 @@ traces: {every: 2}
 cluster: {object_store_gib: 0.2, bucket_mib: 1}
 logging: {loggers: []}
 """
-MEASURED = ("timing_s/", "rollout/", "transfer/")
-"""Groups of metrics that say how a step ran, not what it computed."""
 
 
 class Events:
@@ -99,11 +95,6 @@ def carry_out(model: Path, folder: Path, events: Events) -> RunFolder:
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that nothing happened to."""
     return carry_out(model, tmp_path_factory.mktemp("whole"), Events(None, None))
-
-
-def computed(folder: RunFolder) -> list[dict]:
-    """The rows of a run without what depends on the clock."""
-    return [{k: v for k, v in row.items() if not k.startswith(MEASURED)} for row in folder.metrics()]
 
 
 def test_both_engines_hold_one_policy(whole: RunFolder) -> None:

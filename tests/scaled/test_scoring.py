@@ -21,17 +21,15 @@ from tests.scaled.megatron_world import free_ports, joined, spawn
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
-    altered_routes,
+    altered,
     batch,
     farthest,
-    layers,
+    one_minibatch,
     training,
     verdicts_on,
     write_model,
 )
-from theory.contracts import MiniBatch
 from theory.objectives import preset
-from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
 V, D, N = 97, 32, 50  # an odd vocabulary has a row that only fills it up under TP2
@@ -140,13 +138,13 @@ def a_strange_token_is_refused(folder: Path) -> None:
 def training_agrees_whatever_the_chunk(folder: Path) -> None:
     """A rank that holds 3 tokens' logits scores and trains as one that holds all: log-probs, entropies, gradients."""
     rollouts = batch(4)
-    routing = RoutingPlan("replay", record=altered_routes(rollouts, layers()))
+    routing = altered(rollouts)
     found = []
     for chunk in (3, 1024):
         engine = OneRank(folder, algorithm("R3"), logit_chunk=chunk, **FIELDS[dist.get_world_size()])
         part = engine.rank.score(rollouts, routing)
         logp_old_BT = torch.full_like(rollouts.padded().logp_mu_BT, -2.0)
-        minibatch = MiniBatch(rollouts, logp_old_BT, torch.linspace(-1, 1, 4), 0, 1)
+        minibatch = one_minibatch(rollouts, logp_old_BT)
         update = engine.rank.update(minibatch, preset("reinforce"), routing)
         for ours, theirs in zip(part.tokens, update.tokens, strict=True):
             assert torch.equal(ours.logp_bT, theirs.logp_bT), "pi is old on weights that did not change"
@@ -220,6 +218,5 @@ def test_memory_is_the_plans() -> None:
     (found,) = spawn(1, measure, free_ports(1)[0])
     for i, (peak, planned, largest) in enumerate(found):
         vocabulary, width, num, chunk = SIZES[i % len(SIZES)]
-        print(i, SIZES[i % len(SIZES)], peak, planned, round(peak / planned, 4), largest)
         assert abs(peak / planned - 1) < 0.1, (SIZES[i % len(SIZES)], peak, planned)
         assert largest <= 4 * vocabulary * max(min(chunk, num), width)

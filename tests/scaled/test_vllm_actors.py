@@ -13,27 +13,17 @@ from sandbox.model.checkpoint import save, to_hf
 from scaled.cluster import ray_cluster
 from scaled.cluster.engine_actor import build_vllm
 from scaled.cluster.rollout_group import RolloutGroup
-from scaled.config import PrecisionBlock, RolloutBlock, ScaledRun
+from scaled.config import RolloutBlock, ScaledRun
 from tests.scaled import vllm_world as world
+from tests.scaled.ray_marks import RAY
 from theory.contracts import Sampling
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves its sockets and log files to the end of the process.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = RAY
 
 CONFIG = ScaledRun.model_validate_json(
     """{"name": "actors", "num_steps": 1, "task": {"kind": "arithmetic"}, "model": {"path": "none"},
     "cluster": {"object_store_gib": 0.2}, "algorithm": {"objective": {"preset": "minirl"}}}"""
 )
-SMALL: dict[str, Any] = {
-    "precision": PrecisionBlock(compute="fp32"),
-    "max_model_len": 256,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 64,
-    "kv_cache_gib": 0.05,
-}
 TOLERANCE = 1e-5  # measured: 1e-6 in log-probs, 2e-6 in features
 
 
@@ -44,7 +34,7 @@ def test_an_engine_in_an_actor_is_the_model(
 ) -> None:
     """Over two workers inside its one bundle, and compiled, mu and its features are the trainer's to rounding."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # workers may share a core
-    rollout, model = RolloutBlock(**SMALL | fields), world.model()
+    rollout, model = RolloutBlock(**world.SMALL | fields), world.model()
     save(model, tmp_path / "model")
     config_json = (tmp_path / "model" / "config.json").read_text()
     build = partial(build_vllm, config_json, rollout, world.STOP, not rollout.enforce_eager)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +14,7 @@ from scaled.vllm_engine.arguments import engine_arguments
 from scaled.vllm_engine.engine import VllmEngine
 from tests.contracts.worlds import same
 from tests.scaled import vllm_world as world
-from theory.contracts import Prompt, RolloutEngine, Rollouts, Sampling
+from theory.contracts import Draw, Prompt, Rollouts, Sampling
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
 
@@ -36,8 +35,9 @@ def rollouts(engine: VllmEngine) -> Rollouts:
     return engine.generate(world.prompts(), SAMPLING)
 
 
-def test_log_probs_and_routes_are_the_sandbox_s(rollouts):
+def test_log_probs_and_routes_are_the_sandbox_s(engine, rollouts):
     """The same weights give the training engine's log-probs to float32 rounding, and its experts exactly."""
+    assert (engine.routes, engine.kernels) == ("capture", "native")
     assert (world.abs_diff(world.model(), rollouts) <= TOLERANCE).all()
     natural = world.trainer_scores(world.model(), rollouts).natural
     assert natural is not None and rollouts.experts is not None
@@ -70,28 +70,6 @@ def test_likeliest_tokens_are_the_sandbox_s(engine, temperature):
         old_BTK, mu_BTK = world.trainer_scores(world.model(), rollouts).logp_top_BTK, rollouts.padded().top_logp_mu_BTK
         on_BT = rollouts.padded().is_response_BT
         assert ((old_BTK - mu_BTK)[on_BT].abs() <= TOLERANCE / temperature).all()
-
-
-def test_responses_are_grouped_and_well_formed(engine, rollouts):
-    """P x G responses, group-adjacent, with S - 1 complete rows each; they end at the stop token or the limit."""
-    assert isinstance(engine, RolloutEngine)
-    assert (engine.routes, engine.kernels) == ("capture", "native")
-    assert [r.prompt.id for r in rollouts.responses] == [p.id for p in world.prompts() for _ in range(4)]
-    assert rollouts.experts.num_rows_B == [r.num_tokens - 1 for r in rollouts.responses]
-    assert rollouts.experts.num_missing_rows == 0
-    for response in rollouts.responses:
-        assert not (response.tokens[:-1] == world.STOP).any()
-        assert response.finish == ("stop" if response.tokens[-1] == world.STOP else "length")
-        assert response.finish == "stop" or len(response.tokens) == SAMPLING.max_tokens
-        assert response.is_response.all() and response.version == 0
-    assert {r.finish for r in rollouts.responses} == {"stop", "length"}
-
-
-def test_the_seed_names_the_draw(engine, rollouts):
-    """The same seed gives the same bits, another seed other tokens."""
-    assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
-    other = engine.generate(world.prompts(), Sampling(max_tokens=24, num_responses=4, seed=6))
-    assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(other.responses, rollouts.responses, strict=True))
 
 
 def test_parts_numbered_on_are_the_whole(engine, rollouts):
@@ -187,17 +165,6 @@ def test_features_are_the_gate_s(engine, rollouts):
         assert torch.equal(chosen, sampled.experts.rows(b)[rows].long())
 
 
-def test_sampled_frequencies_follow_mu(engine):
-    """Over 2,000 draws of the first token, frequencies meet exp(logp_mu) within 4 binomial standard errors."""
-    n = 2000
-    drawn = engine.generate(world.prompts((5,)), Sampling(max_tokens=1, num_responses=n, seed=3))
-    tokens = torch.cat([r.tokens for r in drawn.responses])
-    p_V = torch.zeros(world.VOCABULARY)
-    p_V[tokens] = torch.cat([r.logp_mu for r in drawn.responses]).exp()
-    frequency_V = torch.bincount(tokens, minlength=world.VOCABULARY) / n
-    assert ((frequency_V - p_V).abs() <= 4 * (p_V * (1 - p_V) / n).sqrt() + 1 / n)[p_V > 0].all()
-
-
 def test_a_temperature_near_zero_is_greedy(engine):
     """A temperature of 1e-4 is taken as it is (vLLM's own constructor raises it to 0.01): the argmax is drawn."""
     sampling = Sampling(max_tokens=12, num_responses=2, temperature=1e-4)
@@ -212,8 +179,9 @@ def test_a_temperature_near_zero_is_greedy(engine):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_log_probs_are_of_the_policy_that_was_sampled(engine, temperature):
-    """logp_mu is that of the trainer's logits divided by the temperature, and frequencies of first tokens meet it."""
-    n = 1000
+    """logp_mu is that of the trainer's logits divided by the temperature, and over 2,000 draws of the first token
+    frequencies meet exp(logp_mu) within 4 binomial standard errors."""
+    n = 2000
     drawn = engine.generate(
         world.prompts((5,)), Sampling(max_tokens=1, num_responses=n, temperature=temperature, seed=3)
     )
@@ -258,14 +226,12 @@ def test_no_token_in_time_is_an_error_and_the_engine_lives(engine, rollouts):
     assert same(engine.generate(world.prompts(), SAMPLING), rollouts)
 
 
-def test_an_abort_keeps_what_was_sampled(engine, rollouts, monkeypatch):
-    """Aborted responses say so and are a prefix of what they would have become, routes and features included."""
-    long = Sampling(max_tokens=150, num_responses=4, seed=5, num_features=3)
-    step, num_steps = engine._engine.step, itertools.count()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._engine, "step", lambda: (next(num_steps) == 40 and engine.abort(), step())[1])
-        cut = engine.generate(world.prompts(), long)
-    whole = engine.generate(world.prompts(), long)
+def test_an_early_end_keeps_what_was_sampled(engine, rollouts):
+    """Once one group of six has ended, the others' responses say so and are a prefix of what they would have become,
+    routes and features included."""
+    draws = tuple(Draw(seed=b, max_tokens=150, group=b // 4) for b in range(24))
+    long = Sampling(max_tokens=150, num_responses=4, num_features=3, draws=draws)
+    cut, whole = (engine.generate(world.prompts(), replace(long, enough=num)) for num in (1, 6))
     assert "abort" in {r.finish for r in cut.responses}
     assert sum(len(r.tokens) for r in cut.responses) < sum(len(r.tokens) for r in whole.responses)
     for b, (short, full) in enumerate(zip(cut.responses, whole.responses, strict=True)):

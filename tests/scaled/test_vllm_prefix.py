@@ -13,7 +13,7 @@ from scaled.vllm_engine.engine import VllmEngine
 from tests.contracts.worlds import same
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import vllm_world as world
-from theory.contracts import Draw, Prompt, Response, Rollouts, Sampling
+from theory.contracts import Prompt, Response, Rollouts, Sampling
 from theory.turns import roll_out
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
@@ -122,12 +122,6 @@ def test_a_turn_does_not_depend_on_which_others_go_on(uncached_engines):
     assert same(some.select(others), every.select(others))
     assert any(not r.is_response.all() for r in every.responses[:G]), "expected the first prompt's to continue"
     assert any(not r.is_response.all() for r in every.responses[G:]), "expected others to continue"
-
-
-def test_draws_are_one_a_response(engine):
-    """Draws in another number than the responses, or longer than the call, are refused by name."""
-    with pytest.raises(ValueError, match=r"sampling.draws: expected 6 draws of 1 to 4 tokens, got 1 of \[9\]"):
-        engine.generate(world.prompts(), Sampling(max_tokens=4, draws=(Draw(0, 9),)))
 
 
 def test_new_weights_forget_cached_keys_and_routes(engine):

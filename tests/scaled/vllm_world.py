@@ -29,6 +29,13 @@ WARNINGS = [
 ]
 
 
+SMALL: dict[str, Any] = {
+    "precision": PrecisionBlock(compute="fp32"), "max_model_len": 256, "max_num_seqs": 32, "max_num_batched_tokens": 64,
+    "kv_cache_gib": 0.05,
+}  # fmt: skip
+"""Fields of an engine in which prompts of 70 tokens take more than one step."""
+
+
 def model_config(dense_layers: tuple[int, ...] = (1,)) -> ModelConfig:
     """Three layers, the middle one dense, so that an expert's layer number is not its place among MoE layers."""
     return ModelConfig(
@@ -57,14 +64,7 @@ def engine(weights: MoE, folder: Path, precision: PrecisionBlock | None = None, 
     `folder` gets the model's config.json. The engine must be closed before another is made in this process.
     """
     save(weights, folder)
-    settings: dict[str, Any] = {
-        "precision": precision or PrecisionBlock(compute="fp32"),
-        "max_model_len": 256,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 64,
-        "kv_cache_gib": 0.05,
-    }
-    block = RolloutBlock(**settings | rollout)
+    block = RolloutBlock(**SMALL | ({} if precision is None else {"precision": precision}) | rollout)
     made = VllmEngine(folder, block, STOP)
     made.load_weights(quantised(to_hf(weights), block.precision), version=0)
     return made

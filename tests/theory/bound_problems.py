@@ -120,16 +120,3 @@ def one_step(pi: list[float], mu: list[float], rewards: list[float], old: list[f
     tree = PrefixTree(len(pi), 1)
     logs = [torch.tensor([x]).log() for x in (pi, mu, mu if old is None else old)]
     return Problem(TabularPolicy(tree, (logs[0],)), [logs[1]], [logs[2]], torch.tensor(rewards))
-
-
-__all__ = [
-    "DISTANCES",
-    "KINDS",
-    "Case",
-    "assert_holds",
-    "cases",
-    "draw_policy",
-    "draw_problem",
-    "one_step",
-    "two_steps",
-]

@@ -27,6 +27,12 @@ SETTLED: dict[str, Objective] = {
 }
 """Objectives that a whole batch settles something for before its gradient: bounds of a budget, baselines of tokens."""
 
+REJECTING: dict[str, Objective] = {
+    "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
+    "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
+}
+"""Objectives that reject some responses."""
+
 NORMALISED: dict[str, Objective] = {
     f"grpo, {name} over its mean": preset("grpo", correction=correction(name, cap=1.5), normalise_weights=True)
     for name in ("token_tis", "seq_tis")
@@ -40,13 +46,7 @@ def groups_of(objective: Objective, groups: list[Group]) -> list[Group]:
 
 
 def make_task(
-    kind: str = "network",
-    V: int = 3,
-    T: int = 3,
-    has_end: bool = True,
-    prompts: int = 2,
-    openings: int = 2,
-    seed: int = 0,
+    kind: str = "network", T: int = 3, prompts: int = 2, openings: int = 2, seed: int = 0
 ) -> tuple[ExactTask, MovablePolicy]:
     """Rewards 0, 0.5 or 1, all 0 in the last context, and a random first policy."""
     forest = Forest.uniform(PrefixTree(3, T, has_end=True), prompts, openings)

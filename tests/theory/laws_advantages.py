@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class AdvantageRow:
-    """`by_hand` on the rewards of one group; `degree` is the power of a common factor that the advantage keeps."""
-
-    by_hand: Callable[[list[float]], list[float]]
-    degree: int
-    smallest_group: int
 
 
 def _mean(x: list[float]) -> float:
@@ -26,13 +16,12 @@ def _group_norm(rewards: list[float]) -> list[float]:
     return [c / (std + 1e-6) if max(rewards) > min(rewards) else 0.0 for c in centred]
 
 
-ADVANTAGE_ROWS = {
-    "group_mean": AdvantageRow(lambda R: [r - _mean(R) for r in R], degree=1, smallest_group=1),
-    "group_norm": AdvantageRow(_group_norm, degree=0, smallest_group=2),
-    "leave_one_out": AdvantageRow(
-        lambda R: [r - _mean(R[:i] + R[i + 1 :]) for i, r in enumerate(R)], degree=1, smallest_group=2
-    ),
+ADVANTAGE_ROWS: dict[str, Callable[[list[float]], list[float]]] = {
+    "group_mean": lambda R: [r - _mean(R) for r in R],
+    "group_norm": _group_norm,
+    "leave_one_out": lambda R: [r - _mean(R[:i] + R[i + 1 :]) for i, r in enumerate(R)],
 }
+"""The advantages of rewards alone, on the rewards of one group."""
 
 
 def _opo(rewards: list[list[float]], lengths: list[list[int]]) -> list[list[float]]:

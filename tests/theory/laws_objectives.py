@@ -88,14 +88,13 @@ class CorrectionRow:
     """`weights` from the ratios of one response and the parameters, `keeps` from its ratios old/mu.
 
     `tight` are parameters that bind on some tokens of a batch with moderate gaps, and not on others; `free` ones that
-    bind nowhere. `looks_ahead` where a token's weight depends on later tokens.
+    bind nowhere.
     """
 
     weights: Callable[..., list[float]]
     keeps: Callable[..., bool] = lambda rho, **_: True
     tight: dict[str, float] | None = None
     free: dict[str, float] | None = None
-    looks_ahead: bool = False
 
 
 def _prefix_products(rho: list[float]) -> list[float]:
@@ -121,7 +120,7 @@ CORRECTION_ROWS = {
     ),
     "minpro": CorrectionRow(minpro, tight=_TIGHT, free=_FREE),
     "seq_tis": CorrectionRow(
-        lambda rho, cap: [min(math.prod(rho), cap)] * len(rho), tight=_TIGHT, free=_FREE, looks_ahead=True
+        lambda rho, cap: [min(math.prod(rho), cap)] * len(rho), tight=_TIGHT, free=_FREE
     ),
     "icepop": CorrectionRow(
         lambda rho, lo, hi: [x if lo <= x <= hi else 0.0 for x in rho],
@@ -129,7 +128,7 @@ CORRECTION_ROWS = {
     ),
     "seq_mis": CorrectionRow(
         lambda rho, lo, hi: [math.prod(rho)] * len(rho), lambda rho, lo, hi: lo <= math.prod(rho) <= hi,
-        tight={"lo": 0.8, "hi": 1.2}, free={"lo": 0.0, "hi": math.inf}, looks_ahead=True,
+        tight={"lo": 0.8, "hi": 1.2}, free={"lo": 0.0, "hi": math.inf},
     ),
     "geo_rs": CorrectionRow(
         ones, lambda rho, lo, hi: lo <= math.prod(rho) ** (1 / len(rho)) <= hi,
@@ -145,7 +144,7 @@ CORRECTION_ROWS = {
     ),
     "seq_clip": CorrectionRow(
         lambda rho, lo, hi: [min(max(math.prod(rho), lo), hi)] * len(rho),
-        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf}, looks_ahead=True,
+        tight={"lo": 0.9, "hi": 1.1}, free={"lo": 0.0, "hi": math.inf},
     ),
     "seq_max_k2": CorrectionRow(
         ones, lambda rho, max_k2: all(math.log(x) ** 2 / 2 <= max_k2 for x in rho),

@@ -1,4 +1,4 @@
-"""Laws of the advantages: those of every row of `laws_advantages.py`, then deviations, eps and mixed groups."""
+"""Laws of the advantages: those of every row of `laws_advantages.py`, then eps, mixed groups and noisy labels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from theory.advantages import (
     group_mean,
     group_norm,
     keep_mixed_groups,
-    leave_one_out,
     noisy_labels,
     overlong_penalty,
 )
@@ -30,23 +29,9 @@ from theory.streams import stream
 @given(rewards_PG=rewards())
 def test_advantages_are_their_formulas(name: str, rewards_PG: Tensor) -> None:
     """Each group's advantages are the formula on its own rewards, whatever the other groups got."""
-    expected = [ADVANTAGE_ROWS[name].by_hand(row) for row in rewards_PG.tolist()]
+    expected = [ADVANTAGE_ROWS[name](row) for row in rewards_PG.tolist()]
     # group_norm divides a rounding of 1e-16 by at least 1e-6.
     torch.testing.assert_close(ADVANTAGES[name](rewards_PG), torch.tensor(expected), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ADVANTAGE_ROWS)
-@given(rewards_PG=rewards(), shift=st.sampled_from([-2.0, 0.5, 4.0]), scale=st.sampled_from([0.5, 2.0, 8.0]))
-def test_advantages_take_no_shift_and_one_degree(name: str, rewards_PG: Tensor, shift: float, scale: float) -> None:
-    """A shift of all rewards changes no advantage, and a scale enters with the row's degree; each group sums to 0."""
-    advantage, wide = ADVANTAGES[name], (rewards_PG.amax(1) - rewards_PG.amin(1)).min()
-    torch.testing.assert_close(advantage(rewards_PG).sum(1), torch.zeros(len(rewards_PG)), rtol=0, atol=1e-8)
-    assume(ADVANTAGE_ROWS[name].degree == 1 or wide > 0.1)
-    factor = scale ** ADVANTAGE_ROWS[name].degree
-    # eps = 1e-6 beside a deviation of at least 0.1 / sqrt 10 breaks group_norm's invariance by 8 * 3e-5.
-    tolerance = 1e-12 if ADVANTAGE_ROWS[name].degree == 1 else 1e-3
-    expected = advantage(rewards_PG) * factor
-    torch.testing.assert_close(advantage(rewards_PG * scale + shift), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ADVANTAGE_ROWS)
@@ -57,34 +42,17 @@ def test_equal_rewards_give_exactly_zero(name: str, reward: float, G: int) -> No
     assert torch.equal(advantages_PG, torch.zeros(1, G, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("name", ADVANTAGE_ROWS)
+@pytest.mark.parametrize("name", ["group_norm", "leave_one_out"])
 def test_groups_that_cannot_be_compared_are_refused(name: str) -> None:
-    """Where one response cannot be compared with another, the error says that G is 1."""
-    if ADVANTAGE_ROWS[name].smallest_group == 1:
-        assert torch.equal(ADVANTAGES[name](torch.ones(2, 1)), torch.zeros(2, 1))
-    else:
-        with pytest.raises(ValueError, match="at least 2 responses per prompt, got G = 1"):
-            ADVANTAGES[name](torch.ones(2, 1))
-
-
-@given(n=st.integers(1, 7), G=st.just(8))
-def test_group_norm_has_unit_sample_variance(n: int, G: int) -> None:
-    """With n of G rewards 1, the squares of group_norm sum to G - 1: the standard deviation is the sample one."""
-    squares = group_norm(torch.tensor([[1.0] * n + [0.0] * (G - n)]), eps=0.0).square()
-    torch.testing.assert_close(squares.sum().item(), float(G - 1), rtol=1e-12, atol=1e-12)
+    """Where one response cannot be compared with another, the error names the advantage and says that G is 1."""
+    with pytest.raises(ValueError, match=f"^{name}: expected at least 2 responses per prompt, got G = 1$"):
+        ADVANTAGES[name](torch.ones(2, 1))
 
 
 def test_group_norm_adds_eps_to_the_deviation() -> None:
     """A = (R - mean) / (std + eps): with std 1 / sqrt 2 and eps 1 the value is known (Pr2 Eq. 12)."""
     expected = 0.5 / (math.sqrt(0.5) + 1.0)
     torch.testing.assert_close(group_norm(torch.tensor([[1.0, 0.0]]), eps=1.0), torch.tensor([[expected, -expected]]))
-
-
-@given(rewards_PG=rewards())
-def test_leave_one_out_is_the_group_mean_stretched(rewards_PG: Tensor) -> None:
-    """leave_one_out is group_mean times G / (G - 1): the baseline that leaves i out only costs a factor."""
-    G = rewards_PG.shape[1]
-    torch.testing.assert_close(leave_one_out(rewards_PG) * (G - 1) / G, group_mean(rewards_PG), rtol=1e-13, atol=1e-15)
 
 
 @given(rewards_PG=rewards(min_responses=1))
@@ -136,15 +104,6 @@ def test_equal_rewards_give_exactly_zero_at_any_length(name: str, reward: float,
     lengths_PG = torch.arange(1, 2 * G + 1).view(2, G)
     advantages_PG = advantages_of(name, torch.full((2, G), reward, dtype=torch.float32), lengths_PG)
     assert torch.equal(advantages_PG, torch.zeros(2, G, dtype=torch.float32))
-
-
-@given(rewards_PG=rewards())
-def test_equal_lengths_make_opo_the_group_mean(rewards_PG: Tensor) -> None:
-    """Where all responses are as long, OPO's baseline is the mean."""
-    lengths_PG = torch.full(rewards_PG.shape, 7)
-    torch.testing.assert_close(
-        advantages_of("opo", rewards_PG, lengths_PG), group_mean(rewards_PG), rtol=1e-12, atol=1e-12
-    )
 
 
 def test_lengths_are_asked_for() -> None:

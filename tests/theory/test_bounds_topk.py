@@ -101,27 +101,19 @@ def certificates(p: Tensor, q: Tensor, K: int) -> dict[str, Tensor]:
     }
 
 
-@given(seed=seeds, E=st.integers(1, 7), size=st.sampled_from([0.3, 0.05, 0.01]))
-def test_a_loss_below_half_the_squared_margin_gives_the_same_experts(seed: int, E: int, size: float) -> None:
-    """KL < margin^2 / 2 implies equal top-k (Pr2 Lemma B.2), and so do KL < swap cost and max or TV < margin / 2."""
-    p = draw_logits(seed, 20, E)
-    q, K = p + size * draw_logits(seed + 1, 20, E), slots_of(E, seed)
-    is_same = (in_top(p, K) == in_top(q, K)).all(-1)
-    for name, promised in certificates(p, q, K).items():
-        assert bool((is_same | ~promised).all()), name
-
-
 def test_how_much_each_certificate_covers() -> None:
-    """500 routers of 128 experts, top 8, logits moved by 1%: 93% keep their experts.
+    """500 routers of 128 experts, top 8, logits moved by 1%: 93% keep their experts, and all that are promised to.
 
     The max-norm shows it of 41%, the exact KL of 25%, total variation of 0.6%, and the paper's KL of none.
     """
     p = torch.stack([draw_logits(seed, 128) for seed in range(500)])
     q = p + 0.01 * torch.stack([draw_logits(seed, 128) for seed in range(500, 1000)])
-    covered = {name: float(x.double().mean()) for name, x in certificates(p, q, 8).items()}
+    promised, is_same = certificates(p, q, 8), (in_top(p, 8) == in_top(q, 8)).all(-1)
+    assert all(bool((is_same | ~x).all()) for x in promised.values())
+    covered = {name: float(x.double().mean()) for name, x in promised.items()}
     # The stream is fixed; another rounding of softmax may move a router or two of the 500.
     assert covered == pytest.approx({"exact": 0.254, "paper": 0.0, "tv": 0.006, "max_norm": 0.412}, abs=0.005)
-    assert float((in_top(p, 8) == in_top(q, 8)).all(-1).double().mean()) == pytest.approx(0.93, abs=0.005)
+    assert float(is_same.double().mean()) == pytest.approx(0.93, abs=0.005)
 
 
 @pytest.mark.parametrize("d", [0.1, 0.01])

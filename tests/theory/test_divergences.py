@@ -27,37 +27,26 @@ def logits(draw: st.DrawFn) -> Tensor:
 
 @given(p=logits(), q=logits())
 def test_exact_divergences_equal_their_sums(p: Tensor, q: Tensor) -> None:
-    """KL, TV and chi2 on logits equal the plain sums over the vocabulary, in the direction of their names."""
+    """KL and TV on logits equal the plain sums over the vocabulary, in the direction of their names."""
     ps, qs = p.softmax(-1).tolist(), q.softmax(-1).tolist()
     pairs = list(zip(ps, qs, strict=True))
     assert d.kl_p_q(p, q).item() == pytest.approx(sum(a * math.log(a / b) for a, b in pairs), abs=1e-13, rel=1e-10)
     assert d.tv_p_q(p, q).item() == pytest.approx(sum(abs(a - b) for a, b in pairs) / 2, abs=1e-14)
-    # The reference cancels a 1 against a sum of up to 3000 terms' size: 1e-12 is its own rounding.
-    assert d.chi2_p_q(p, q).item() == pytest.approx(sum(a * a / b for a, b in pairs) - 1, abs=1e-12, rel=1e-10)
-
-
-@given(p=logits(), q=logits())
-def test_inequalities(p: Tensor, q: Tensor) -> None:
-    """Pinsker: TV <= sqrt(KL / 2); and KL <= log(1 + chi2)."""
-    kl, tv, chi2 = (fn(p, q).item() for fn in (d.kl_p_q, d.tv_p_q, d.chi2_p_q))
-    assert tv <= math.sqrt(max(kl, 0.0) / 2) + 1e-8  # sqrt magnifies the rounding of a KL near 0
-    assert kl <= math.log1p(chi2) + 1e-12
 
 
 def test_forbidden_tokens() -> None:
-    """-inf logits: what p forbids adds nothing to KL, what only q forbids makes KL and chi2 infinite."""
+    """-inf logits: what p forbids adds nothing to KL, what only q forbids makes KL infinite."""
     full = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
     cut = torch.tensor([0.3, -0.2, -math.inf], dtype=torch.float64)
     kept = full.softmax(-1)[:2].sum().item()
     assert d.kl_p_q(cut, full).item() == pytest.approx(-math.log(kept), rel=1e-12)
-    assert d.chi2_p_q(cut, full).item() == pytest.approx(1 / kept - 1, rel=1e-12)
     assert d.tv_p_q(cut, full).item() == pytest.approx(1 - kept, rel=1e-12)
-    assert d.kl_p_q(full, cut).item() == d.chi2_p_q(full, cut).item() == math.inf
-    assert d.kl_p_q(cut, cut).item() == d.chi2_p_q(cut, cut).item() == 0
+    assert d.kl_p_q(full, cut).item() == math.inf
+    assert d.kl_p_q(cut, cut).item() == 0
     assert d.entropy(cut).item() == pytest.approx(d.entropy(full[:2]).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("fn", [d.kl_p_q, d.chi2_p_q, d.tv_p_q])
+@pytest.mark.parametrize("fn", [d.kl_p_q, d.tv_p_q])
 def test_forbidden_tokens_leave_gradients_finite(fn) -> None:
     """A token that both forbid passes no nan into the gradient of the tokens that they allow."""
     p = torch.tensor([0.3, -0.2, -math.inf], dtype=torch.float64, requires_grad=True)
@@ -146,14 +135,8 @@ def test_extreme_fraction_refuses_tau_below_one() -> None:
         d.extreme_fraction(x, x, x == 0, 0.5)
 
 
-@given(p=logits(), q=logits())
-def test_effective_sample_size_is_one_over_one_plus_chi2(p: Tensor, q: Tensor) -> None:
-    """For weights p/q over draws from q, ESS as a fraction is 1 / (1 + chi2(p || q)); here q is uniform."""
-    log_weight = p.log_softmax(-1)[None] + math.log(V)
-    mask = torch.ones(1, V, dtype=torch.bool)
-    chi2 = d.chi2_p_q(p, torch.zeros_like(q)).item()
-    assert d.effective_sample_size(log_weight, mask).item() == pytest.approx(1 / (1 + chi2), rel=1e-10)
-    # One sample that carries everything leaves one effective sample, at any magnitude of the weights.
+def test_one_sample_that_carries_everything_is_one_effective_sample() -> None:
+    """At any magnitude of the weights: e^900 is no float."""
     spike = torch.tensor([[900.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     assert d.effective_sample_size(spike, spike > -1).item() == pytest.approx(1 / 4)
 
@@ -165,15 +148,6 @@ def test_chi2_token_and_seq() -> None:
     old, mu = rho.log(), torch.zeros(3, 3, dtype=torch.float64)
     assert d.chi2_token(old, mu, mask).item() == pytest.approx((4 + 0.25 + 9 + 2.25) / 4 - 1)
     assert d.chi2_seq(old, mu, mask).item() == pytest.approx((9 + 2.25) / 2 - 1)
-
-
-@given(p=logits(), q=logits())
-def test_chi2_token_is_unbiased(p: Tensor, q: Tensor) -> None:
-    """E over tokens from mu of rho^2 - 1 is chi2(old || mu), by enumeration."""
-    old, mu = p.log_softmax(-1), q.log_softmax(-1)
-    one = torch.ones(1, 1, dtype=torch.bool)
-    values = torch.stack([d.chi2_token(old[v].view(1, 1), mu[v].view(1, 1), one) for v in range(V)])
-    torch.testing.assert_close((mu.exp() * values).sum(), d.chi2_p_q(p, q), rtol=1e-9, atol=1e-11)
 
 
 def test_masked_mean() -> None:

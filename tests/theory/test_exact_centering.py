@@ -79,7 +79,7 @@ def test_a_step_is_the_mean_of_the_objectives_own(name: str) -> None:
 
 def test_a_run_with_it_is_the_run_with_the_score_centred() -> None:
     """Ten updates with `centering: full` end where ten with `centred` do, and elsewhere than ten without."""
-    task, first = make_task()
+    task, first = make_task(T=2)
     error = engine("fixed", 0.5, first, stream(0, "drift"))
     ends = []
     for objective, centred in ((CENTRED, False), (preset("reinforce"), True), (preset("reinforce"), False)):

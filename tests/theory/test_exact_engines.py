@@ -12,6 +12,7 @@ from theory.exact.engines import BY_SCALE, ERRORS, NUM_DRAWS, engine, engine_at
 from theory.exact.forest import Forest
 from theory.exact.levels import token_kl
 from theory.exact.networks import NetworkPolicy
+from theory.exact.policies import TabularPolicy
 from theory.exact.trajectory import mean_entropy
 from theory.exact.tree import PrefixTree
 from theory.streams import stream
@@ -101,8 +102,16 @@ def test_top_p_keeps_the_fewest_likeliest_tokens() -> None:
             assert torch.allclose(mu_V[kept].exp(), p_V[kept] / p_V[kept].sum(), atol=1e-14)
 
 
+def test_a_share_of_all_keeps_the_rarest_token() -> None:
+    """At scale 0 a token of probability e^-40 stays, where rounding puts the mass in front of it at 1."""
+    rare = torch.tensor([[0.2, -1.6, -3.5, -0.8, -2.4, -2.7, -0.9, -41.3]])
+    first = TabularPolicy(PrefixTree(8, 1), (rare,))
+    (found,) = engine("top_p", 0.0, first, stream(0, "x")).samplers(first)[0]
+    torch.testing.assert_close(found, first.logp()[0])
+
+
 def test_rounding_is_to_the_nearest_point_of_the_grid() -> None:
-    """At 1/7 the weights take at most 15 values; mu is the policy there."""
+    """At 1/7 the weights take at most 15 values; mu is the policy there. Weights of 0 have no grid, and stay."""
     first = policy()
     theta = first.parameters
     step = theta.abs().max() / 7
@@ -111,6 +120,9 @@ def test_rounding_is_to_the_nearest_point_of_the_grid() -> None:
     mu = engine("rounded", 1 / 7, first, stream(0, "x")).samplers(first)[0]
     expected = first.moved(rounded - theta).logp()
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mu, expected, strict=True))
+    none = first.moved(-theta)
+    (of_none,) = engine("rounded", 1 / 7, none, stream(0, "x")).samplers(none)
+    assert all(torch.equal(a, b) for a, b in zip(of_none, none.logp(), strict=True))
 
 
 @pytest.mark.parametrize(("scale", "kind"), [(1 / 8, torch.float8_e4m3fn), (1 / 4, torch.float8_e5m2)])

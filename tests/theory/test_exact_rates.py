@@ -77,7 +77,7 @@ def test_kl_of_responses_is_the_sum_over_them() -> None:
 
 @pytest.mark.parametrize("target", [0.0, 1e-5, 3e-3, 0.1])
 def test_scale_reaches_the_level_asked_for(target: float) -> None:
-    """A disturbed policy stands at the KL asked for."""
+    """A disturbed policy stands at the KL asked for; scales are tried up to the largest, which is no power of two."""
     tree, generator = PrefixTree(4, 4), stream(2, "levels")
     logp, noise = TabularPolicy.random(tree, generator).logp(), logit_noise(tree, generator)
 
@@ -88,6 +88,7 @@ def test_scale_reaches_the_level_asked_for(target: float) -> None:
     assert distance(scale_at(distance, target)) == pytest.approx(target, rel=1e-6, abs=1e-15)
     with pytest.raises(ValueError, match=r"expected a scale up to 2\.0 to reach 100"):
         scale_at(distance, 100.0, largest=2.0)
+    assert scale_at(lambda scale: scale, 1.5, largest=2.0) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("has_end", [False, True])

@@ -81,31 +81,14 @@ def test_other_policies_at_a_temperature_are_differentiated_as_they_are() -> Non
         assert float(policy.squared_norms(ones_1T, row)) == pytest.approx(norm, rel=1e-10)
 
 
-# ---- the drift -------------------------------------------------------------------------------------------------------
-
-
-def test_where_all_is_lost_an_unweighted_update_is_drift_alone() -> None:
-    """In a context that never pays, tabular logits move by drift and by nothing else; centred they stay as they are."""
-    task, first = make_task("tabular")
-    own = engine("fixed", 0.5, first, stream(0, "lost"))
-
-    def moved(centred: bool) -> float:
-        end = train(task, first, own, Settings(reinforce("none"), "sgd", 1.0, 3, centred=centred)).policy
-        return max(float((a - b)[-1].abs().max()) for a, b in zip(end.logp(), first.logp(), strict=True))
-
-    assert moved(centred=False) > 1e-3
-    assert moved(centred=True) < 1e-14
-
-
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weight", ["none", "token_is"])
-def test_under_an_exact_engine_reward_never_falls_along_the_flow(weight: str) -> None:
+def test_under_an_exact_engine_reward_never_falls_along_the_flow() -> None:
     """With N = 1 and mu = pi the flow climbs grad J, so J(t) is monotone: at each of 20 steps of 2 units of time."""
     for seed in range(2):
         task, first = make_task(seed=seed, T=2)
-        found = train(task, first, exact(), Settings(reinforce(weight), "flow", rate=2.0, num_updates=20))
+        found = train(task, first, exact(), Settings(reinforce("none"), "flow", rate=2.0, num_updates=20))
         gains = [b - a for a, b in zip(found["reward"], found["reward"][1:], strict=False)]
         assert min(gains) > 0
         assert found["reward"][-1] > found["reward"][0] + 0.05
@@ -160,8 +143,8 @@ def test_sampled_runs_tend_to_the_exact_one(name: str) -> None:
 
 def test_same_seed_same_bits() -> None:
     """A run depends on its arguments alone: every column and parameter again, bit for bit."""
-    task, first = make_task()
-    settings = Settings(preset("minirl"), num_updates=6, num_minibatches=2)
+    task, first = make_task(T=2)
+    settings = Settings(preset("minirl"), num_updates=4, num_minibatches=2)
     one, two = (train(task, first, engine("fresh", 0.3, first, stream(3, "noise")), settings) for _ in range(2))
     assert one.columns == two.columns
     assert torch.equal(one.policy.parameters, two.policy.parameters)

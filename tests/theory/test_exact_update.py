@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.theory.exact_runs import NORMALISED, SETTLED, groups_of, make_task
+from tests.theory.exact_runs import NORMALISED, REJECTING, SETTLED, groups_of, make_task
 from theory.exact.batch import Batch
 from theory.exact.engines import engine
 from theory.exact.estimator import estimate
@@ -19,7 +19,7 @@ from theory.exact.levels import Edges
 from theory.exact.policies import TabularPolicy
 from theory.exact.problem import Problem
 from theory.exact.rates import reinforce
-from theory.objectives import PRESETS, Objective, correction, preset
+from theory.objectives import PRESETS, Objective, preset
 from theory.streams import stream
 
 WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
@@ -31,8 +31,7 @@ GROUPS = [Group(None, "mean"), Group(None, "none"), Group(3)]
 OBJECTIVES: dict[str, Objective] = {
     **PRESETS,
     **SETTLED,
-    "minirl, geo_rs": preset("minirl", correction=correction("geo_rs", lo=0.8, hi=1.2)),
-    "grpo_dapo, seq_mis": preset("grpo_dapo", correction=correction("seq_mis", lo=0.7, hi=1.3)),
+    **REJECTING,
     **NORMALISED,
 }
 

@@ -12,7 +12,7 @@ import pytest
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
 from lab.strict import ConfigError, validate
 from theory.fields import About, about, require_ranges
-from theory.objectives import CORRECTIONS, NUMBERS, PRESETS, TRUST_REGIONS, preset
+from theory.objectives import NUMBERS, PRESETS, preset
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,3 @@ def test_the_config_has_the_ranges_of_the_theory() -> None:
             if bound is not None:
                 with pytest.raises(ConfigError, match=f"objective.{number}: expected a value"):
                     validate(AlgorithmConfig, {"objective": {"preset": owner, number: bound + step}}, "here")
-
-
-def test_tables_are_filled_by_name() -> None:
-    """Each class of a table stands under its own name and is a part that can be built from its defaults."""
-    assert len(TRUST_REGIONS) >= 7 and len(CORRECTIONS) >= 10
-    for table in (TRUST_REGIONS, CORRECTIONS):
-        assert all(cls.name == name for name, cls in table.items())
-    assert all(fix() == fix() for fix in CORRECTIONS.values())

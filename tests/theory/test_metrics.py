@@ -15,9 +15,8 @@ GROUPS = {
 
 
 def test_every_row_is_complete() -> None:
-    """A registered metric has a formula, a unit, a source, a known group, and its own name as its key."""
+    """A registered metric has a formula, a unit, a source, and a known group."""
     for name, metric in REGISTRY.items():
-        assert metric.name == name
         assert metric.formula
         assert metric.unit
         assert metric.source
@@ -33,10 +32,6 @@ def test_names_are_unique() -> None:
 
 def test_describe_says_formula_unit_and_source() -> None:
     """describe prints what the registry holds."""
-    text = describe("rollout_corr/k3_kl")
-    assert "rho - 1 - log rho" in text
-    assert "nats/token" in text
-    assert "R3 Eq. 2" in text
     for name, metric in REGISTRY.items():
         good = [] if metric.good is None else [f"good: {metric.good}"]
         source = "; ".join([metric.source, *good])

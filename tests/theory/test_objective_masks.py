@@ -91,12 +91,13 @@ def test_everything_rejected(name: str) -> None:
 
 
 def test_a_part_without_response_tokens_counts_for_nothing() -> None:
-    """Before, between or after others, an aborted response leaves their metrics as they are."""
+    """An aborted response adds 0 and reports nothing, rather than zeros; it leaves metrics of others as they are."""
     batch = make_batch(0)
     empty = replace(batch, mask=torch.zeros_like(batch.mask)).rows([0])
     whole = batch(preset("grpo")).metrics
-    full, none = (int(batch.mask.sum()), whole), (0, empty(preset("grpo")).metrics)
-    assert none[1] == {}
+    out = empty(preset("grpo"))
+    assert out.objective.item() == 0 and out.metrics == {}
+    full, none = (int(batch.mask.sum()), whole), (0, out.metrics)
     for parts in ([none, full], [full, none], [full, none, full]):
         assert combine_metrics(parts) == pytest.approx({name: value.item() for name, value in whole.items()}, rel=1e-12)
 
@@ -131,14 +132,6 @@ def test_rejection_changes_denominators_and_icepop_does_not() -> None:
     assert tuned("grpo_dapo", "icepop").totals(batch.old, batch.mu, batch.mask) == everything
     assert tuned("grpo_dapo", "geo_rs").totals(batch.old, batch.mu, batch.mask).num_responses < everything.num_responses
     assert batch(tuned("grpo_dapo", "icepop")).metrics["rollout_corr/truncated_fraction"] > 0
-
-
-def test_no_response_token_gives_no_metrics() -> None:
-    """A micro-batch without a response token adds 0 and reports nothing, rather than zeros."""
-    batch = make_batch(0)
-    out = replace(batch, mask=torch.zeros_like(batch.mask))(preset("minirl"))
-    assert out.objective.item() == 0
-    assert out.metrics == {}
 
 
 @pytest.mark.parametrize("name", list(PRESET_ROWS))

@@ -1,4 +1,4 @@
-"""Every trust region is its formula: what it stops, its slope, and the subset that wider bounds stop."""
+"""Every trust region is its formula: what it stops, and its slope."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.strategies import MODERATE, batches
 from tests.theory.laws_objectives import REGION_ROWS
 from tests.theory.objective_batches import Batch, Response, approx, make_batch, ratios, tokens_of
 from theory.objectives.factors import Factor
-from theory.objectives.trust_regions import Tokens
+from theory.objectives.trust_regions import BinaryTV, Tokens
 
 
 def seen(batch: Batch) -> tuple[Tokens, Tensor, Tensor]:
@@ -51,9 +50,14 @@ def test_regions_bind_and_weigh_as_their_formulas(name: str, batch: Batch) -> No
 
 @pytest.mark.parametrize("name", REGION_ROWS)
 def test_regions_on_many_tokens(name: str) -> None:
-    """The same on 400 random tokens whose divergences fill the range about the bounds: small errors show there."""
+    """The same on 400 random tokens whose divergences fill the range about the bounds: small errors show there.
+
+    The first response of each batch has no advantage: no bound binds on it.
+    """
     for seed in range(20):
-        require_formula(name, make_batch(seed, gap=0.1, staleness=0.2))
+        batch = make_batch(seed, gap=0.1, staleness=0.2)
+        batch.advantages[0] = 0.0
+        require_formula(name, batch)
 
 
 def require_formula(name: str, batch: Batch) -> None:
@@ -92,19 +96,18 @@ def test_what_brings_pi_back_is_never_stopped(name: str, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].bounded])
-@given(batch=batches(corners=MODERATE), factor=st.sampled_from([1.0, 1.5, 4.0]))
-def test_wider_bounds_stop_less(name: str, batch: Batch, factor: float) -> None:
-    """A region with wider bounds stops a subset of the tokens."""
-    tight = REGION_ROWS[name].tight
-    wide = replace(tight, eps_low=tight.eps_low * factor, eps_high=tight.eps_high * factor)
-    for narrow_flag, wide_flag in zip(tight.clipped(*seen(batch)), wide.clipped(*seen(batch)), strict=True):
-        assert not (wide_flag & ~narrow_flag)[batch.mask].any()
-
-
-@pytest.mark.parametrize("name", [n for n in REGION_ROWS if REGION_ROWS[n].bounded])
 def test_the_table_binds(name: str) -> None:
     """On moderate batches each bound of the table binds for some tokens and not for all: or it would show little."""
     made = [make_batch(seed) for seed in range(8)]
     for flags in zip(*(REGION_ROWS[name].tight.clipped(*seen(batch)) for batch in made), strict=True):
         bound = torch.cat([flag[batch.mask] for flag, batch in zip(flags, made, strict=True)])
         assert bound.any() and not bound.all()
+
+
+def test_a_width_is_not_rounded_to_the_default_type() -> None:
+    """float32's 0.1 is 0.1 + 1.5e-9: in float64 a total variation between the two is too far, also beside float32."""
+    torch.set_default_dtype(torch.float32)
+    pi, mu = (torch.tensor([[p]], dtype=torch.float64).log() for p in (0.6 + 5e-10, 0.5))
+    tokens, one = Tokens(pi, mu, mu, torch.ones(1, 1, dtype=torch.bool)), torch.ones(1, 1, dtype=torch.float64)
+    high, _ = BinaryTV(0.1, 0.1).clipped(tokens, one, one)
+    assert high.all()

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.bounds.bound import Bound
-from theory.bounds.steps import edge_norms, reached
+from theory.bounds.steps import longest_score, reached
 from theory.bounds.weights import (
     largest_excess,
     outside,
@@ -210,22 +210,15 @@ def _bias(
     # Raises ValueError where a weight would not be finite.
     policies(problem)
     lhs = (_expected(problem, cut).mean - _expected(problem, whole).mean).norm()
-    return Bound(name, lhs, (_reward_max(problem) if scale is None else scale) * _longest(problem) * mass_T.sum())
+    size = problem.reward_Y.abs().max() if scale is None else scale
+    return Bound(name, lhs, size * longest_score(problem.policy) * mass_T.sum())
 
 
 def _variance(name: str, problem: Problem, correction: Correction, second_T: Float[Tensor, " T"]) -> Bound:
     policies(problem)
     variance = torch.tensor(_expected(problem, _score(correction)).variance, dtype=torch.float64)
-    limit = (_reward_max(problem) * _longest(problem)) ** 2 * len(second_T) * second_T.sum()
+    limit = (problem.reward_Y.abs().max() * longest_score(problem.policy)) ** 2 * len(second_T) * second_T.sum()
     return Bound(name, variance, limit)
-
-
-def _reward_max(problem: Problem) -> Tensor:
-    return problem.reward_Y.abs().max()
-
-
-def _longest(problem: Problem) -> Tensor:
-    return torch.stack([x_nV.max() for x_nV in edge_norms(problem.policy)]).max()
 
 
 def _chebyshev(lo: float, hi: float) -> float:

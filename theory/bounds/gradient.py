@@ -26,6 +26,7 @@ from theory.bounds.bound import Bound
 from theory.bounds.steps import (
     conditionals,
     edge_norms,
+    longest_score,
     others,
     relative_square,
     require_cover,
@@ -88,7 +89,8 @@ def gap_tv(problem: Problem) -> Bound:
     """
     pi, tree = target(problem), problem.target.tree
     distances = whole_tv(tree, pi, pi, problem.logp_mu).sum()
-    return Bound("gap_tv", gap(problem).norm(), 2 * problem.reward_Y.abs().max() * _longest(problem) * distances)
+    scale = 2 * problem.reward_Y.abs().max() * longest_score(problem.target)
+    return Bound("gap_tv", gap(problem).norm(), scale * distances)
 
 
 def gap_pinsker(problem: Problem) -> Bound:
@@ -100,7 +102,8 @@ def gap_pinsker(problem: Problem) -> Bound:
     """
     pi, tree = target(problem), problem.target.tree
     roots = (step_kl(tree, pi, problem.logp_mu) / 2).sqrt().sum()
-    return Bound("gap_pinsker", gap(problem).norm(), 2 * problem.reward_Y.abs().max() * _longest(problem) * roots)
+    scale = 2 * problem.reward_Y.abs().max() * longest_score(problem.target)
+    return Bound("gap_pinsker", gap(problem).norm(), scale * roots)
 
 
 def gap_centred(problem: Problem) -> Bound:
@@ -110,7 +113,7 @@ def gap_centred(problem: Problem) -> Bound:
     Tight as `gap_tv`; zero, as the gap is, for a constant reward. Never above `gap_tv`.
     """
     pi, tree = target(problem), problem.target.tree
-    rhs = 2 * _half_range(problem) * _longest(problem) * step_tv(tree, pi, pi, problem.logp_mu).sum()
+    rhs = 2 * _half_range(problem) * longest_score(problem.target) * step_tv(tree, pi, pi, problem.logp_mu).sum()
     return Bound("gap_centred", gap(problem).norm(), rhs)
 
 
@@ -122,7 +125,8 @@ def gap_centred_kl(problem: Problem) -> Bound:
     """
     pi, tree = target(problem), problem.target.tree
     largest = tv_from_kl(step_kl(tree, pi, problem.logp_mu)).sum()
-    return Bound("gap_centred_kl", gap(problem).norm(), 2 * _half_range(problem) * _longest(problem) * largest)
+    scale = 2 * _half_range(problem) * longest_score(problem.target)
+    return Bound("gap_centred_kl", gap(problem).norm(), scale * largest)
 
 
 def gap_cauchy_schwarz(problem: Problem) -> Bound:
@@ -218,7 +222,7 @@ def gap_split(problem: Problem) -> Bound:
     parts = gap_parts(problem)
     lhs_2 = torch.stack([parts.staleness.norm(), parts.discrepancy.norm()])
     distance_2 = torch.stack([x_T.sum() for x_T in step_parts(problem)])
-    return Bound("gap_split", lhs_2, 2 * _half_range(problem) * _longest(problem) * distance_2)
+    return Bound("gap_split", lhs_2, 2 * _half_range(problem) * longest_score(problem.target) * distance_2)
 
 
 def _difference(problem: Problem, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " Q"]:
@@ -250,10 +254,6 @@ def centred(problem: Problem) -> Float[Tensor, " Y"]:
 
 def _half_range(problem: Problem) -> Tensor:
     return (problem.reward_Y.max() - problem.reward_Y.min()) / 2
-
-
-def _longest(problem: Problem) -> Tensor:
-    return torch.stack([x_nV.max() for x_nV in edge_norms(problem.target)]).max()
 
 
 __all__ = [

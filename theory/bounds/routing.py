@@ -221,6 +221,7 @@ def _replay_deviation(a_YC: Tensor, b_YC: Tensor, probability_Y: Tensor, differs
     """The norm of the mean difference, and both gradients' norms (Y, 2); ValueError where `differs_Y` does not fit."""
     _check_distribution("probability_Y", probability_Y)
     gaps_YC, norms_YS = a_YC - b_YC, torch.stack([a_YC.norm(dim=1), b_YC.norm(dim=1)], dim=1)
+    # A response of probability 0 is looked at too: equal routes that disagree are a caller's mistake everywhere.
     stray_Y = torch.where(differs_Y, 0.0, gaps_YC.norm(dim=1))
     worst = int(stray_Y.argmax())
     gap = float(stray_Y[worst])

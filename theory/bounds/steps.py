@@ -88,6 +88,11 @@ def edge_norms(policy: TreePolicy) -> list[Float[Tensor, "n V"]]:
     return norms
 
 
+def longest_score(policy: TreePolicy) -> Float[Tensor, ""]:
+    """G, the largest of `edge_norms`."""
+    return torch.stack([x_nV.max() for x_nV in edge_norms(policy)]).max()
+
+
 def conditionals(tree: PrefixTree, *policies: Edges) -> Iterator[tuple[Paths, *tuple[Float[Tensor, "B T"], ...]]]:
     """Each chunk of responses with every policy's probabilities of its tokens; 1 after the end."""
     for _, paths in tree.chunks():
@@ -222,7 +227,7 @@ def _policies(problem: Problem) -> tuple[PrefixTree, Sequence[Tensor], Sequence[
 
 
 __all__ = [
-    "after", "around", "conditionals", "depth_kl", "edge_norms", "others", "reached", "relative_square",
-    "require_cover", "step_bretagnolle_huber", "step_cauchy_schwarz", "step_chi2", "step_kl", "step_parts",
-    "step_pinsker", "step_split", "step_tv", "step_weights", "tv_from_kl", "whole_tv",
+    "after", "around", "conditionals", "depth_kl", "edge_norms", "longest_score", "others", "reached",
+    "relative_square", "require_cover", "step_bretagnolle_huber", "step_cauchy_schwarz", "step_chi2", "step_kl",
+    "step_parts", "step_pinsker", "step_split", "step_tv", "step_weights", "tv_from_kl", "whole_tv",
 ]  # fmt: skip

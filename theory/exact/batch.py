@@ -142,17 +142,14 @@ class Batch:
             total = float(probability_y.sum())
             kept_y, length_y = self.kept_Y[rows_y], self.forest.lengths[rows_y]
             of = classes(probability_y / total, self.reward_Y[rows_y], kept_y, length_y, by_length)
-            # A class that mu never samples has the weight 0, and no share.
-            reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
-            within_y = probability_y / total / reach_C[of.index_Y]
+            within_y = probability_y / total / of.divisor_C[of.index_Y]
             found.append(PromptGroup(total, rows_y, within_y, of, moments(self.objective, G, of)))
         return found
 
     def _finite_shares_sY(self) -> Tensor:
         shares_sY = torch.zeros(2, len(self.probability_Y), dtype=torch.float64)
         for one in self.groups:
-            reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
-            shares_sY[:, one.rows_y] = (one.moments.first_sC / reach_C)[:, one.classes.index_Y]
+            shares_sY[:, one.rows_y] = (one.moments.first_sC / one.classes.divisor_C)[:, one.classes.index_Y]
         return shares_sY
 
     @cached_property

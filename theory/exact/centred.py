@@ -30,10 +30,9 @@ def response_gradients(
     # At the nodes, not per response: mu's likeliest tokens depend on the prefix alone.
     ids_NJ = mu_NV.topk(min(objective.num_top, tree.num_tokens), dim=1).indices
     # From here on nodes are numbered over all depths, so that one index finds an edge.
-    starts_T = torch.tensor([sum(tree.sizes[:t]) for t in range(tree.max_length)])
     rows = []
     for _, paths in tree.chunks(4096):
-        node_BT = paths.nodes_BT + starts_T
+        node_BT = paths.nodes_BT + tree.first_nodes_T
         for edges_NV in _edges(objective, sign, paths, node_BT, ids_NJ, (pi_NV, old_NV, mu_NV)):
             rows.append(policy.pullback(edges_NV.split(list(tree.sizes))))
     return torch.stack(rows)

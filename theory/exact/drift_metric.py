@@ -46,8 +46,7 @@ def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
     by_responses = replace(batch, objective=replace(batch.objective, aggregation=AGGREGATIONS["token_sum"]))
     # One prompt, so one entry.
     (one,) = by_responses.groups
-    reach_C = one.classes.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
-    return G * (one.moments.square_sC / reach_C)[:, one.classes.index_Y]
+    return G * (one.moments.square_sC / one.classes.divisor_C)[:, one.classes.index_Y]
 
 
 __all__ = ["token_drift"]

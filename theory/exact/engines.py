@@ -106,6 +106,7 @@ def _fixed(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 def _fresh(first: MovablePolicy, generator: torch.Generator) -> Dial:
     """The same with new noise in every pass: the expectation over it is a mean over NUM_DRAWS draws."""
+    # Drawn once, so that an engine that is asked again for the same policy gives the same mu.
     noises = [logit_noise(first.tree, generator) for _ in range(NUM_DRAWS)]
     return lambda policy, scale: [disturbed(policy.logp(), noise, scale) for noise in noises]
 
@@ -148,14 +149,7 @@ def _top_p(first: MovablePolicy, generator: torch.Generator) -> Dial:
 
 def _rounded(first: MovablePolicy, generator: torch.Generator) -> Dial:
     """theta rounded to a grid whose step is scale times its largest entry: INT8 is 1/127, INT4 1/7."""
-
-    def samplers(policy: MovablePolicy, scale: float) -> list[Edges]:
-        theta = policy.parameters
-        step = scale * theta.abs().max()
-        # At scale 0 the step is 0, which nothing can be divided by.
-        return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
-
-    return samplers
+    return lambda policy, scale: [_on_grid(policy, scale * policy.parameters.abs().max())]
 
 
 def _floating(first: MovablePolicy, generator: torch.Generator) -> Dial:
@@ -167,7 +161,7 @@ def _floating(first: MovablePolicy, generator: torch.Generator) -> Dial:
         theta = policy.parameters
         # frexp's mantissa is in [1/2, 1), so that the power of two below an entry is half of 2^exponent.
         step = torch.ldexp(torch.full_like(theta, scale / 2), torch.frexp(theta).exponent)
-        return [policy.moved((theta / step).round() * step - theta).logp() if scale > 0 else policy.logp()]
+        return [_on_grid(policy, step)]
 
     return samplers
 
@@ -227,6 +221,14 @@ def mean_kl(tree: PrefixTree, samplers: Sequence[Edges], logp: Edges) -> float:
     return sum(token_kl(tree, mu, logp) for mu in samplers) / len(samplers)
 
 
+def _on_grid(policy: MovablePolicy, step: Float[Tensor, "*Q"]) -> Edges:
+    """log pi at theta rounded to multiples of `step`, one for all entries or one for each."""
+    theta = policy.parameters
+    # A step of 0, as at scale 0, is no rounding, and nothing can be divided by it.
+    rounded = torch.where(step > 0, (theta / step).round() * step, theta)
+    return policy.moved(rounded - theta).logp()
+
+
 def _tempered(logp: Edges, factor: float) -> list[Float[Tensor, "_n V"]]:
     return [(factor * logp_nV).log_softmax(1) for logp_nV in logp]
 
@@ -236,7 +238,8 @@ def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"
     # The mass in front of a token, so that the one that reaches the share stays.
     before_nV = ordered_nV.exp().cumsum(1) - ordered_nV.exp()
     # The likeliest token always stays, also at a share of 0, where the comparison would drop it.
-    cut_nV = torch.where(before_nV < share, ordered_nV, -math.inf)
+    # A share of 1 drops nothing: rounding may put the mass in front of a rare token at 1.
+    cut_nV = torch.where((before_nV < share) | (share == 1), ordered_nV, -math.inf)
     cut_nV[:, 0] = ordered_nV[:, 0]
     # empty_like: order_nV is a permutation, so that every place is written.
     return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)

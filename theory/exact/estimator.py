@@ -89,16 +89,15 @@ def estimate(
         return Estimate(mean, truth, float(second - mean.square().sum()))
     policy = problem.policy
     log_mu_Y = policy.tree.log_probabilities(problem.logp_mu)
-    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in policy.tree.chunks()])
+    kept_Y = _kept(problem, objective)
     by_length = objective.aggregation.counts == "tokens"
     of = classes(log_mu_Y.exp(), problem.reward_Y, kept_Y, policy.tree.lengths, by_length)
     weights = moments(objective, group.num_responses, of, generator)
-    # The floor makes the 0 / 0 of a class that mu never samples a 0.
-    reach_C = of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
     # The probability of each response with each sign of its advantage, which weighs it in a budget's mean.
-    signs_sY = (weights.number_sC / group.num_responses / reach_C)[:, of.index_Y] * log_mu_Y.exp()
+    signs_sY = (weights.number_sC / group.num_responses / of.divisor_C)[:, of.index_Y] * log_mu_Y.exp()
     objective = _settled(problem, objective, signs_sY)
     means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
+    # Shares are magnitudes: the sign of an advantage is in u already.
     mean = torch.einsum("sc,scq->q", weights.first_sC, means)
     # Given their classes two responses of a group are independent: E<u_i, u_j> is the product of their class means.
     gram = torch.einsum("scq,rdq->scrd", means, means)
@@ -112,7 +111,7 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     policy = problem.policy
     tree, logp_pi = policy.tree, policy.logp()
     probability_Y = tree.log_probabilities(problem.logp_mu).exp()
-    kept_Y = torch.cat([_kept(problem, objective, paths) for _, paths in tree.chunks()])
+    kept_Y = _kept(problem, objective)
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
     denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
     advantages = _advantages(problem, objective, probability_Y, baseline)
@@ -163,8 +162,7 @@ def _class_gradients(
     # Sums on edges of their own per class: the cross terms below need each class's mean gradient.
     edges = [[tree.zero_edges() for _ in range(C)] for _ in range(2)]
     squares_sC = torch.zeros(2, C, dtype=torch.float64)
-    # A class that mu never samples has no mean; the floor turns its 0 / 0 into the weight 0.
-    share_Y = log_mu_Y.exp() / of.probability_C.clamp(min=torch.finfo(torch.float64).tiny)[of.index_Y]
+    share_Y = log_mu_Y.exp() / of.divisor_C[of.index_Y]
     if objective.centering != "none":
         each_sYQ = _centred_gradients(problem, objective)
         squares_sC.index_add_(1, of.index_Y, share_Y * each_sYQ.square().sum(2))
@@ -248,10 +246,13 @@ def coefficients(
     return torch.autograd.grad(output.objective, leaf_BT)[0]
 
 
-def _kept(problem: Problem, objective: Objective, paths: Paths) -> Bool[Tensor, " B"]:
-    tree = problem.target.tree
-    old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
-    return objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1)
+def _kept(problem: Problem, objective: Objective) -> Bool[Tensor, " Y"]:
+    """Whether the objective keeps any token of each response."""
+    tree, kept = problem.target.tree, []
+    for _, paths in tree.chunks():
+        old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
+        kept.append(objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1))
+    return torch.cat(kept)
 
 
 __all__ = ["Estimate", "coefficients", "estimate"]

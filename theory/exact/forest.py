@@ -137,8 +137,7 @@ class Forest(PrefixTree):
     @cached_property
     def node_BT(self) -> Int[Tensor, "B T"]:
         """The node of each position of each response, numbered over all depths; after the end that of node 0."""
-        starts_T = torch.tensor([sum(self.sizes[:t]) for t in range(self.max_length)])
-        return self.whole.nodes_BT + starts_T
+        return self.whole.nodes_BT + self.first_nodes_T
 
     @cached_property
     def edge_BT(self) -> Int[Tensor, "B T"]:

@@ -37,6 +37,11 @@ class Classes:
     def __len__(self) -> int:
         return len(self.probability_C)
 
+    @property
+    def divisor_C(self) -> Float[Tensor, " C"]:
+        """The probabilities to divide by: tiny for a class that mu never samples, whose 0 / 0 is then 0."""
+        return self.probability_C.clamp(min=torch.finfo(torch.float64).tiny)
+
 
 def classes(
     probability_Y: Float[Tensor, " Y"],
@@ -158,7 +163,7 @@ def _shares(objective: Objective, of: Classes, counts_MC: Int[Tensor, "M C"]) ->
 
 def _compositions(total: int, parts: int) -> Int[Tensor, "M C"]:
     """All vectors of `parts` non-negative integers with this sum."""
-    # All parts but the last, which is the remainder.
+    # All parts but the last, which is the remainder. A row grows by every number that its sum leaves room for.
     rows = torch.arange(total + 1)[:, None]
     for _ in range(parts - 2):
         left_M = total - rows.sum(1)

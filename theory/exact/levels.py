@@ -64,10 +64,10 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
         return 0.0
     # Doubled from a tiny scale until the target is passed, which brackets the first crossing.
     high = 1e-6
-    while distance(high) < target:
-        high *= 2
-        if high > largest:
-            raise ValueError(f"expected a scale up to {largest} to reach {target}, got {distance(largest)} there")
+    while (reached := distance(high)) < target:
+        if high >= largest:
+            raise ValueError(f"expected a scale up to {largest} to reach {target}, got {reached} there")
+        high = min(2 * high, largest)
     # From 0, where the distance is 0: the doubling has only shown that `high` is past the target.
     found = root_scalar(lambda scale: distance(scale) - target, bracket=(0.0, high), rtol=1e-9, xtol=1e-15)
     return float(found.root)

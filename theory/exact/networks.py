@@ -104,10 +104,9 @@ class NetworkPolicy:
         F, H, V = self.inputs.shape[1], self.num_hidden, self.tree.num_tokens
         W, b, U, _ = self.parameters.split([F * H, H, H * V, V])
         hidden_NH, logp_NV = torch.tanh(torch.addmm(b, self.inputs, W.view(F, H))), torch.cat(self.logp())
-        starts_T = torch.tensor([sum(self.tree.sizes[:t]) for t in range(self.tree.max_length)])
         norms = []
         for nodes_BT, tokens_BT, c_BT in zip(
-            (paths.nodes_BT + starts_T).split(CHUNK),
+            (paths.nodes_BT + self.tree.first_nodes_T).split(CHUNK),
             paths.tokens_BT.split(CHUNK),
             coefficients_BT.double().split(CHUNK),
             strict=True,

@@ -32,18 +32,20 @@ class Problem:
     router_shift: Sequence[Float[Tensor, " _n"]] | None = None
 
     def __post_init__(self) -> None:
-        num = self.target.tree.num_responses
-        if self.reward_Y.shape != (num,):
-            raise ValueError(
-                f"reward_Y: expected {num} rewards, one per response, got shape {tuple(self.reward_Y.shape)}"
-            )
-        if not self.reward_Y.isfinite().all():
-            raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
+        require_rewards(self.reward_Y, self.target.tree.num_responses, "response")
 
     @property
     def policy(self) -> TreePolicy:
         """The policy whose gradients the estimator takes."""
         return self.target if self.trained is None else self.trained
+
+
+def require_rewards(reward_Y: Float[Tensor, "*any"], num: int, unit: str) -> None:
+    """Raises ValueError unless there are `num` finite rewards, one per `unit`."""
+    if reward_Y.shape != (num,):
+        raise ValueError(f"reward_Y: expected {num} rewards, one per {unit}, got shape {tuple(reward_Y.shape)}")
+    if not reward_Y.isfinite().all():
+        raise ValueError(f"reward_Y: expected finite rewards, got {reward_Y[~reward_Y.isfinite()][0]}")
 
 
 def value(problem: Problem) -> float:
@@ -71,4 +73,4 @@ def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
     return problem.target.pullback(edges)
 
 
-__all__ = ["Problem", "expected_reward", "true_gradient", "value"]
+__all__ = ["Problem", "expected_reward", "require_rewards", "true_gradient", "value"]

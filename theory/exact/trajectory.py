@@ -20,7 +20,7 @@ from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.levels import Edges, token_kl
 from theory.exact.noise import variance
-from theory.exact.problem import Problem, expected_reward, true_gradient
+from theory.exact.problem import Problem, expected_reward, require_rewards, true_gradient
 
 COLUMNS: dict[str, str] = {
     "reward": "J(pi) = E_pi[R], in units of reward",
@@ -53,14 +53,7 @@ class ExactTask:
     reward_Y: Float[Tensor, " Y"]
 
     def __post_init__(self) -> None:
-        num = self.forest.num_responses
-        if self.reward_Y.shape != (num,):
-            raise ValueError(
-                f"reward_Y: expected {num} rewards, one per response of each context, got shape "
-                f"{tuple(self.reward_Y.shape)}"
-            )
-        if not self.reward_Y.isfinite().all():
-            raise ValueError(f"reward_Y: expected finite rewards, got {self.reward_Y[~self.reward_Y.isfinite()][0]}")
+        require_rewards(self.reward_Y, self.forest.num_responses, "response of each context")
 
     @property
     def optimum(self) -> float:

@@ -84,6 +84,11 @@ class PrefixTree:
         return tuple(self.num_nodes(t) for t in range(self.max_length))
 
     @cached_property
+    def first_nodes_T(self) -> Int[Tensor, " T"]:
+        """The first node of each depth, where nodes are numbered over all depths."""
+        return torch.tensor([sum(self.sizes[:t]) for t in range(self.max_length)])
+
+    @cached_property
     def num_edges(self) -> int:
         """Pairs of a node and a next token, over all depths."""
         return sum(self.sizes) * self.num_tokens

@@ -77,6 +77,7 @@ def centering_term(top: Top, kept_BT: Bool[Tensor, "B T"], coefficients: Coeffic
     each_BTJ = torch.where(there_BTJ, times(mu_BTJ.exp(), c_BTJ), 0.0)
     C_BTK = each_BTJ[..., : pi_BTK.shape[2]]
     if not top.is_complete:
+        # (m/p) c(tail) pi(v): one quotient pi(v)/p by logarithms, and p is at least SMALLEST_TAIL.
         C_BTK = C_BTK - each_BTJ[..., -1:] * (pi_BTJ[..., :-1] - pi_BTJ[..., -1:]).exp()
     logp_BTK = torch.where(there_BTJ[..., : pi_BTK.shape[2]], pi_BTK, 0.0)
     return -linear(C_BTK, logp_BTK).sum(-1)

@@ -81,28 +81,6 @@ def scaled_exp(weight: Factor, log_ratio_BT: Float[Tensor, "*BT"], scale_BT: Flo
     return torch.where(is_plain_BT, plain_BT, whole_BT * scale_BT)
 
 
-class _Linear(torch.autograd.Function):
-    # Plain c * x is nan in value for 0 * -inf, and in the gradient where a gradient of 0 meets an infinite c.
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(coefficient_BT: Tensor, x_BT: Tensor) -> Tensor:
-        return times(coefficient_BT, x_BT)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-
-    @staticmethod
-    def backward(ctx: Any, grad_BT: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, times(grad_BT, ctx.saved_tensors[0])
-
-
-def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
-    """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and an infinite value may have a finite c."""
-    return _Linear.apply(coefficient_BT, x_BT)
-
-
 def pick(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """One of two numbers, in the type of `like`: torch.where of two floats would round them to the default type."""
     return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
@@ -138,6 +116,12 @@ def sloped(
 ) -> Float[Tensor, "*BT"]:
     """The value with this derivative in x, both constants: for gradients that autograd would lose to overflow."""
     return _Sloped.apply(value_BT.detach(), slope_BT.detach(), x_BT)
+
+
+def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and an infinite value may have a finite c."""
+    # Plain c * x is nan in value for 0 * -inf, and in the gradient where a gradient of 0 meets an infinite c.
+    return sloped(times(coefficient_BT, x_BT.detach()), coefficient_BT, x_BT)
 
 
 __all__ = ["Factor", "linear", "log_ratio", "or_zero", "pick", "scaled_exp", "sloped", "times", "wide"]

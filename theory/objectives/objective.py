@@ -295,6 +295,7 @@ def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str,
     metrics: dict[str, float] = {}
     for name in parts[0][1]:
         if name.endswith("_max"):
+            # A weighted mean of the parts' maxima would depend on the split.
             metrics[name] = max(m[name].item() for _, m in parts)
         else:
             metrics[name] = sum(n * m[name].item() for n, m in parts) / count

@@ -49,6 +49,12 @@ def _mean_log(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
     return log_ratio_BT.sum(1, keepdim=True) / is_response_BT.sum(1, keepdim=True).clamp(min=1)
 
 
+def _own(log_ratio_BT: Tensor) -> Tensor:
+    """x - sg[x]: 0 in value, with the gradient of the token's own log pi."""
+    # Where pi is 0 both are -inf; the whole ratio, to which this is added, is 0 there.
+    return torch.where(log_ratio_BT.isneginf(), 0.0, log_ratio_BT - log_ratio_BT.detach())
+
+
 def _none(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
     return torch.zeros_like(log_ratio_BT)
 
@@ -62,9 +68,7 @@ def _sequence_geometric(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
 
 
 def _sequence_geometric_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    # x - sg[x] is 0 in value with the gradient of the token's own log pi; where pi is 0, so is the whole ratio.
-    own_BT = torch.where(log_ratio_BT.isneginf(), 0.0, log_ratio_BT - log_ratio_BT.detach())
-    return _sequence_geometric(log_ratio_BT, is_response_BT).detach() + own_BT
+    return _sequence_geometric(log_ratio_BT, is_response_BT).detach() + _own(log_ratio_BT)
 
 
 def _sequence_product(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
@@ -72,8 +76,7 @@ def _sequence_product(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
 
 
 def _prefix_product_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
-    # As in the geometric mean above: the product in value, the token's own pi in the gradient.
-    own_BT = torch.where(log_ratio_BT.isneginf(), 0.0, log_ratio_BT - log_ratio_BT.detach())
+    own_BT = _own(log_ratio_BT)
     return log_ratio_BT.detach().cumsum(1) + own_BT
 
 

@@ -27,6 +27,7 @@ class RouteCounts:
     def placed(self, rows: Int[Tensor, " R"], num_rows: int) -> RouteCounts:
         """These rows as the rows `rows` of `num_rows`; the others have nothing counted."""
         zeros = self.sum_R.new_zeros(num_rows)
+        # num_d knows no rows, so that rows with nothing counted leave it as it is.
         return RouteCounts(
             self.num_d, zeros.index_add(0, rows, self.sum_R), zeros.index_add(0, rows, self.num_missing_R)
         )

@@ -43,6 +43,7 @@ def selected_rows(
             raise ValueError(f"expected a response in [0, {num}), got {b}")
     which = torch.tensor(indices, dtype=torch.int64, device=offsets.device)
     starts_B, num_rows_B = offsets[which], offsets.diff()[which]
+    # offsets[:1] is the leading 0, in the offsets' own type and on their device.
     return ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
 
 

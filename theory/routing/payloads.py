@@ -78,6 +78,7 @@ def _drop_trailing_rows(payloads: Sequence[Tensor], num_tokens: Sequence[int]) -
 def _columns(
     L: int, layer_numbers: tuple[int, ...], kept: tuple[int, ...], num_decoder_layers: int | None, b: int
 ) -> list[int]:
+    # Names come first: where they are as many as the decoder layers, they may still be in another order.
     if len(layer_numbers) == L:
         names: Sequence[int] = layer_numbers
     elif num_decoder_layers == L:
@@ -121,6 +122,7 @@ def _check_all_zero(experts: Int[Tensor, "R L K"], kept: tuple[int, ...], num_ex
         return
     is_zero = (experts == 0).all(dim=-1)
     is_missing = (experts == MISSING).all(dim=-1)
+    # A layer that is missing throughout is allowed: only a recorded 0 tells of an unfilled buffer.
     dead = (is_zero | is_missing).all(dim=0) & is_zero.any(dim=0)
     if bool(dead.any()):
         layer = int(dead.nonzero()[0])

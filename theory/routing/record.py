@@ -85,9 +85,8 @@ class RoutingRecord:
             if bool(bad_rL.any()):
                 row, layer = (int(i) for i in bad_rL.nonzero()[0])
                 row += start
-                b = int(torch.searchsorted(self.offsets, row, right=True)) - 1
                 raise ValueError(
-                    f"response {b}, row {row - int(self.offsets[b])}, layer {self.layer_numbers[layer]}: expected "
+                    f"{place(row, self.offsets)}, layer {self.layer_numbers[layer]}: expected "
                     f"distinct ascending expert ids in [0, {self.num_experts}), or -1 in every slot, "
                     f"got {self.experts[row, layer].tolist()}"
                 )

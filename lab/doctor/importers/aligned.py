@@ -23,6 +23,11 @@ def listed(raw: Row, name: str, place: str, size: int | None = None) -> list[Any
     return values
 
 
+def mask_of(raw: Row, name: str, place: str, size: int | None = None) -> list[bool]:
+    """The list in a field (`listed`) as a mask."""
+    return masked(listed(raw, name, place, size), name, place)
+
+
 def masked(values: list[Any], name: str, place: str) -> list[bool]:
     """The values as a mask; ValueError for anything but 0, 1, true and false."""
     for at, value in enumerate(values):

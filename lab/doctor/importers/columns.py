@@ -16,7 +16,7 @@ from typing import Any
 import safetensors
 
 from lab.doctor.importers import rows
-from lab.doctor.importers.aligned import listed, masked, unprompted
+from lab.doctor.importers.aligned import listed, mask_of, unprompted
 from lab.doctor.importers.format import Placed, Row
 from lab.files import disk_errors
 from lab.strict import did_you_mean
@@ -65,7 +65,7 @@ def _cut(row: dict[str, Any], place: str) -> Row:
     row |= {name: row[name][:S] for name in ("tokens", *whole)}
     tokens, P = row["tokens"], row.get("num_prompt")
     if "is_response" in row:
-        row["is_response"] = masked(listed(row, "is_response", place), "is_response", place)
+        row["is_response"] = mask_of(row, "is_response", place)
     if P is None and "is_response" not in whole:
         raise ValueError(f"{place}: num_prompt: missing, and is_response has no value for each of the {W} tokens")
     if P is None:

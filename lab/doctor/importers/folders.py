@@ -17,9 +17,14 @@ from torch import Tensor
 from lab.doctor.importers import FORMATS, MAPPED, Dump, load_dump
 from lab.traces import Trace
 
-PACKED = ("tokens", "num_prompt", "is_response", "rewards", "logp_mu", "logp_old")
-OPTIONAL = ("logp_pi", "entropy_old", "engines")
 ROUTES = ("experts_mu", "experts_old")
+COLUMNS = (
+    "tokens", "num_prompt", "is_response", "rewards", "logp_mu", "logp_old", "logp_pi", "entropy_old", "engines",
+    *ROUTES,
+)  # fmt: skip
+"""Columns that are joined by concatenation."""
+EXAMPLES = "step-000001.safetensors, train_data_step1.jsonl, step_1/rank_0.jsonl, 1.engines.jsonl, 1_0.pt, 1.pt"
+"""File names of steps, for the message where a folder has none."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,7 @@ def step_files(folder: Path, columns: Mapping[str, str] | None = None) -> list[S
         matches = [(path, match) for path in files if (match := re.search(f"(?:^|/){pattern}$", path.as_posix()))]
         if matches:
             return _by_step(folder, matches)
-    raise ValueError(f"{folder}: expected files of steps ({names()}), got none of them in {len(files)} files")
-
-
-def names() -> str:
-    """Examples of file names of steps, for error messages."""
-    shown = ["step-000001.safetensors", "train_data_step1.jsonl", "step_1/rank_0.jsonl", "1.engines.jsonl", "1_0.pt"]
-    return ", ".join([*shown, "1.pt"])
+    raise ValueError(f"{folder}: expected files of steps ({EXAMPLES}), got none of them in {len(files)} files")
 
 
 def _by_step(folder: Path, matches: Sequence[tuple[Path, re.Match[str]]]) -> list[StepFiles]:
@@ -84,15 +83,20 @@ def joined(traces: Sequence[Trace]) -> Trace:
         return first
     if all(trace.engines is None for trace in traces):
         traces = [replace(trace, engines=torch.full((len(trace),), i)) for i, trace in enumerate(traces)]
-    of: dict[str, Tensor] = {}
-    for name in (*PACKED, *OPTIONAL, *ROUTES):
+    of: dict[str, list[Tensor]] = {}
+    for name in COLUMNS:
         values = [value for trace in traces if (value := getattr(trace, name)) is not None]
         if 0 < len(values) < len(traces):
             raise ValueError(f"{name}: expected in all {len(traces)} files of the step, got it in {len(values)}")
         if values:
-            of[name] = torch.cat(values)
+            of[name] = values
+    # Before torch.cat, whose RuntimeError would be a traceback.
     if any(trace.layer_numbers != first.layer_numbers for trace in traces):
         raise ValueError(f"experts: expected layers {first.layer_numbers} in all files of the step, got others")
+    for name in ROUTES:
+        slots = {value.shape[2] for value in of.get(name, ())}
+        if len(slots) > 1:
+            raise ValueError(f"{name}: expected as many slots in all files of the step, got {sorted(slots)}")
     temperatures = {trace.temperature for trace in traces}
     if len(temperatures) > 1:
         raise ValueError(f"temperature: expected one in all files of the step, got {sorted(map(str, temperatures))}")
@@ -104,5 +108,5 @@ def joined(traces: Sequence[Trace]) -> Trace:
         num_experts=max(trace.num_experts for trace in traces),
         texts=first.texts,
         temperature=first.temperature,
-        **of,
+        **{name: torch.cat(values) for name, values in of.items()},
     )

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from lab.doctor.importers.aligned import listed, masked
+from lab.doctor.importers.aligned import listed, mask_of
 from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
@@ -60,6 +60,7 @@ def _read(content: Row, place: str) -> Iterator[Row]:
     old = "train_log_probs" if _is_copied(samples) else "old_log_probs"
     for b, sample in enumerate(samples):
         S, T = (_length(sample, name, b) for name in ("total_length", "response_length"))
+        # `old` may name pi's values: a copy of mu would show no gap at all.
         mu, logp_old, pi = (_values(sample, name, b, T) for name in (SIDES[0], old, SIDES[2]))
         mask = _values(sample, "local_loss_mask", b, T)
         yield {
@@ -116,7 +117,7 @@ def _of_dashboard(raw: Row, place: str) -> Iterator[Row]:
         raise ValueError(f"{place}: response_length: expected an int, got {type(T).__name__}")
     row = {"tokens": tokens, "num_prompt": len(tokens) - T, "logp_mu": listed(raw, "rollout_log_probs", place, T)}
     if raw.get("loss_mask") is not None:
-        row["is_response"] = masked(listed(raw, "loss_mask", place, T), "loss_mask", place)
+        row["is_response"] = mask_of(raw, "loss_mask", place, T)
     yield row
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lab.doctor.importers.aligned import listed, masked, unprompted
+from lab.doctor.importers.aligned import listed, mask_of, unprompted
 from lab.doctor.importers.format import Format, Row
 
 COLUMNS = ("inference_logprobs", "trainer_logprobs", "entropy")
@@ -36,7 +36,7 @@ def _is_mine(first: Row) -> bool:
 
 def _read(raw: Row, place: str) -> Iterator[Row]:
     tokens = listed(raw, "token_ids", place)
-    is_sampled = masked(listed(raw, "loss_mask", place, len(tokens)), "loss_mask", place)
+    is_sampled = mask_of(raw, "loss_mask", place, len(tokens))
     mu, pi, entropy = (listed(raw, name, place, len(tokens)) for name in COLUMNS)
     columns = {"logp_mu": mu, "logp_old": pi, "entropy_old": entropy}
     yield unprompted(tokens, is_sampled, columns) | {"step": raw.get("step")}

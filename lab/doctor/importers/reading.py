@@ -1,4 +1,7 @@
-"""Rows from files, one at a time: no file is ever in memory as a whole."""
+"""Rows from files, one at a time: no file is ever in memory as a whole.
+
+Errors name the file, as one dump may be read from two (`--old`).
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def read_jsonl(path: Path) -> Iterator[Read]:
             is_empty = False
             yield row, f"line {i}"
     if is_empty:
-        raise ValueError("expected at least 1 row, got an empty file")
+        raise ValueError(f"{path}: expected at least 1 row, got an empty file")
 
 
 def _object(line: bytes) -> Any:
@@ -76,9 +79,9 @@ def read_parquet(path: Path) -> Iterator[Placed]:
                     yield {name: value for name, value in row.items() if value is not None}, f"response {b}"
                     b += 1
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"expected a Parquet file, got {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path}: expected a Parquet file, got {' '.join(str(error).split())}") from error
     if b == 0:
-        raise ValueError("expected at least 1 row, got none")
+        raise ValueError(f"{path}: expected at least 1 row, got none")
 
 
 def _rows_of(batch: Any) -> Iterator[dict[str, Any]]:

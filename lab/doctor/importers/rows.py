@@ -25,7 +25,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pydantic
@@ -39,6 +39,7 @@ from lab.traces import Trace
 from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
 
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 Values = list[float | None]
 MOST_EXPERTS = 2**15
 """Bound on expert ids: a record stores them in 16 bits, signed."""
@@ -106,6 +107,7 @@ class Columns:
         """The trace of all rows."""
         S_B = [len(tokens) for tokens in self.values["tokens"]]
         mu, old = (record(self.values[name], self.places, S_B, name) for name in ROUTED)
+        # Each column's largest id may be another, and two records are compared only at one number of experts.
         mu, old = _alike(mu, old)
         known = mu or old
         of = {name: torch.cat(tensors) for name, tensors in self.values.items() if tensors and name in PACKED}
@@ -160,6 +162,15 @@ def refuse_misspelt(row: Row, optional: Iterable[str], place: str) -> None:
             raise ValueError(f"{place}: {name}: unknown column; did you mean '{close[0]}'? Rename or remove it")
 
 
+def validated(model: type[Model], row: Row, place: str) -> Model:
+    """The row as the model; ValueError with its place and the first field that is misspelt or does not fit."""
+    refuse_misspelt(row, model.model_fields, place)
+    try:
+        return model.model_validate(dict(row))
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{place}: {describe(model, error.errors(include_url=False)[0])}") from error
+
+
 def record(payloads: list[Tensor], places: Sequence[str], S_B: Sequence[int], name: str) -> RoutingRecord | None:
     """The routing record of a column, without layers whose every id is 0; None if the column is absent."""
     if not payloads:
@@ -188,11 +199,7 @@ def _response(row: Row, place: str) -> ResponseRow:
     for name, field in ResponseRow.model_fields.items():
         if field.is_required() and row.get(name) is None:
             raise ValueError(f"{place}: {name}: missing; the row has {', '.join(map(str, row))}; see docs/doctor.md")
-    refuse_misspelt(row, ResponseRow.model_fields, place)
-    try:
-        response = ResponseRow.model_validate(dict(row))
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{place}: {describe(ResponseRow, error.errors(include_url=False)[0])}") from error
+    response = validated(ResponseRow, row, place)
     S, P, T = len(response.tokens), response.num_prompt, response.num_response
     if S < P:
         raise ValueError(f"{place}: num_prompt: expected at most the {S} tokens, got {P}")

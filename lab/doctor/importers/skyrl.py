@@ -44,6 +44,7 @@ def _read(content: Row, place: str) -> Iterator[Row]:
     experts, whole = content.get(EXPERTS), tuple(content["sequences"].shape)
     if isinstance(experts, Tensor) and (experts.dim() != 4 or tuple(experts.shape[:2]) != whole):
         raise ValueError(f"{EXPERTS}: expected (B, S, layers, slots), (B, S) {whole}, got {tuple(experts.shape)}")
+    # Two masks of two widths: the sequence is padded as a whole, and its response once more by itself.
     for b in range(len(content["sequences"])):
         is_there, is_part = content["attention_mask"][b].bool(), content["response_mask"][b].bool()
         tokens = content["sequences"][b][is_there].tolist()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lab.doctor.importers.aligned import listed, masked
+from lab.doctor.importers.aligned import listed, mask_of
 from lab.doctor.importers.format import Format, Row
 
 NAMES = (
@@ -33,12 +33,12 @@ def _is_mine(first: Row) -> bool:
 
 def _read(raw: Row, place: str) -> Iterator[Row]:
     prompt, completion = listed(raw, "prompt_ids", place), listed(raw, "completion_ids", place)
-    prompt_mask = masked(listed(raw, "prompt_mask", place, len(prompt)), "prompt_mask", place)
-    mask = masked(listed(raw, "completion_mask", place, len(completion)), "completion_mask", place)
+    prompt_mask = mask_of(raw, "prompt_mask", place, len(prompt))
+    mask = mask_of(raw, "completion_mask", place, len(completion))
     mu, old = (listed(raw, name, place, len(completion)) for name in NAMES[4:])
     is_sampled = [True] * len(completion)
     if raw.get("tool_mask") is not None:
-        is_sampled = masked(listed(raw, "tool_mask", place, len(completion)), "tool_mask", place)
+        is_sampled = mask_of(raw, "tool_mask", place, len(completion))
     T = max((at + 1 for at, is_there in enumerate(mask) if is_there), default=0)
     kept = [token for token, is_there in zip(prompt, prompt_mask, strict=True) if is_there]
     yield {

@@ -22,7 +22,6 @@ import pydantic
 
 from lab.doctor.importers import rows
 from lab.doctor.importers.format import Format, Row
-from lab.strict import describe
 from lab.traces import Trace
 
 NAMES = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
@@ -72,11 +71,7 @@ class VerlLine(pydantic.BaseModel):
 
 
 def _row(raw: Row, place: str) -> dict[str, Any]:
-    rows.refuse_misspelt(raw, VerlLine.model_fields, place)
-    try:
-        line = VerlLine.model_validate(dict(raw))
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{place}: {describe(VerlLine, error.errors(include_url=False)[0])}") from error
+    line = rows.validated(VerlLine, raw, place)
     width, ids = len(line.prompts), [*line.prompts, *line.responses]
     sizes = {"attention_mask": len(ids), "routed_experts": len(ids)}
     for name in (*NAMES[2:], "attention_mask", "entropy", "entropys", "routed_experts"):

@@ -17,7 +17,7 @@ Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class States:
 
     def __post_init__(self) -> None:
         N = len(self.tokens)
-        if N == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != N:
+        if N == 0 or bool((self.lengths < 1).any()) or int(self.lengths.sum()) != N:
             got = self.lengths.tolist()[:8]
             raise ValueError(f"lengths: expected counts above 0 that sum up to {N} tokens, got {got}")
         for name, value in self.values.items():
@@ -78,15 +78,9 @@ class States:
         value = self.values.get(f"{module}.{end}")
         return None if value is None else value.float()
 
-    def sequences(self) -> Iterator[slice]:
-        """The rows of each sequence."""
-        stops = self.lengths.cumsum(0).tolist()
-        yield from (slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True))
-
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
-        tensors = {"tokens": self.tokens, "lengths": self.lengths, **self.values}
-        write_tensors(path, tensors)
+        write_tensors(path, {"tokens": self.tokens, "lengths": self.lengths, **self.values})
 
     @staticmethod
     def load(path: Path) -> States:
@@ -94,9 +88,11 @@ class States:
         try:
             with disk_errors(path, "read"), safetensors.safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-            missing = [name for name in ("tokens", "lengths") if name not in tensors]
-            if missing:
-                raise ValueError(f"{missing[0]}: missing; the file has {', '.join(list(tensors)[:6])}")
+            for name in ("tokens", "lengths"):
+                if name not in tensors:
+                    raise ValueError(f"{name}: missing; the file has {', '.join(list(tensors)[:6])}")
+                if tensors[name].dim() != 1:
+                    raise ValueError(f"{name}: expected one dimension, got shape {tuple(tensors[name].shape)}")
             named = {theirs(name): value for name, value in tensors.items()}
             values = {name: value for name, value in named.items() if KNOWN.fullmatch(name)}
             return States(tensors["tokens"].long(), tensors["lengths"].long(), values)

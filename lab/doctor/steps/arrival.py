@@ -63,8 +63,6 @@ class Slope:
     value: float
     error: float
     num_draws: int
-    moved: float
-    """Root mean square of log old's movement, nats."""
     grown: float
     """Mean |log mu - log old| at last meetings over that at first ones; the least with any one part left out."""
 
@@ -208,8 +206,7 @@ class Arrivals:
         gap_ks = np.abs(mu_ks - old_ks)
         first_g, last_g = (np.bincount(part_k[early], gap_ks[early, at[early]], NUM_PARTS) for at in (begin, end))
         grown = (last_g.sum() - last_g) / np.maximum(first_g.sum() - first_g, 1e-12)
-        moved = np.sqrt(total / (is_met.sum() - len(rows)))
-        return Slope(float(cross_g.sum() / total), float(error), len(rows), float(moved), float(grown.min()))
+        return Slope(float(cross_g.sum() / total), float(error), len(rows), float(grown.min()))
 
 
 def _keys(view: View) -> tuple[list[int], list[int]]:

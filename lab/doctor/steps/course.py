@@ -158,15 +158,10 @@ def pooled(steps: Sequence[StepRecord]) -> dict[str, float]:
     }
 
 
-def strengths(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> dict[Cause, float]:
-    """Strengths from pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
-    found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
 def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
-    """The strongest cause of these steps by pooled clues."""
-    return next(iter(strengths(steps, refuted)))
+    """The strongest cause by pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
+    found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
+    return max(found, key=lambda cause: found[cause])
 
 
 class Watch:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lab.doctor.change_point import LEVEL, NUM_ORDERS, p_value
 from lab.doctor.view import View
-from theory.divergences import k3_kl_mu_old
 from theory.streams import stream
 
 MOST_GROUPS = 4096
@@ -100,12 +99,11 @@ class Places:
         if not self.edges:
             lengths_B = view.trace.offsets.diff() - view.trace.num_prompt
             self.edges = {"position": _edges(view.position_n), "length": _edges(lengths_B)}
-        k3_n = k3_kl_mu_old(view.old_n, view.mu_n)
         for name, place in PLACES.items():
             group_n = place.group_of(view, self.edges.get(name, ()))
             if group_n is None or int(group_n.max()) >= MOST_GROUPS:
                 continue
-            sums = torch.stack([torch.bincount(group_n, k3_n), torch.bincount(group_n).double()])
+            sums = torch.stack([torch.bincount(group_n, view.k3_n), torch.bincount(group_n).double()])
             self._sums[name][step] = sums
 
     def found(self, first: int) -> list[GapGroup]:

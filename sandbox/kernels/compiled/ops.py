@@ -18,6 +18,7 @@ from sandbox.kernels.compiled.build import library
 from sandbox.kernels.elementwise import apply
 from sandbox.kernels.experts import ascending, grouped_experts_by
 from sandbox.kernels.numerics import EXACT, Numerics
+from sandbox.kernels.products import round_up
 
 # Must equal the constants of the C++ sources.
 LANES, PANEL, CHUNK = 8, 16, 96
@@ -37,7 +38,7 @@ def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
     count, rows, columns = weight.shape
     strides = (1, columns) if transposed else (columns, 1)
     inner, num_out = (columns, rows) if transposed else (rows, columns)
-    packed = weight.new_empty(count, -(-num_out // PANEL) * PANEL * inner)
+    packed = weight.new_empty(count, round_up(num_out, PANEL) * inner)
     library()("fo_pack", weight, count, inner, num_out, *strides, packed)
     return packed
 

@@ -16,6 +16,7 @@ from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.ops import LANES, plain
 from sandbox.kernels.elementwise import apply
 from sandbox.kernels.interface import Heads
+from sandbox.kernels.products import round_up
 
 QK_NORMS = ("none", "head", "projection")
 """In the order of `Sizes::qk_norm` in pass.hpp."""
@@ -34,7 +35,7 @@ class _SelfAttention(Function):
     ) -> Tensor:
         (B, S, _), qkv = qkv.shape, plain(qkv)
         H, h, d = config.num_heads, config.num_kv_heads, config.head_dim
-        P = -(-S // LANES) * LANES
+        P = round_up(S, LANES)
         sizes = B, S, H, h, d, P, QK_NORMS.index(config.qk_norm), cos.numel() // ((H + h) * d), config.norm_eps, d**-0.5
         inputs = qkv, *(None if t is None else plain(t) for t in (q_norm, k_norm)), plain(cos), plain(sin)
         # Uninitialised: keys from S to P are read, but their scores are overwritten (attention.hpp).
@@ -52,6 +53,7 @@ class _SelfAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        # The others: cosines and sines, then the rows that the forward pass kept.
         qkv, q_norm, k_norm, *others = ctx.saved_tensors
         grad_qkv = torch.empty_like(qkv)
         num_norms = 0 if q_norm is None else q_norm.numel() + k_norm.numel()

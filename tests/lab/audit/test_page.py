@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from lab.audit import AuditConfig, medians
-from lab.audit.config import AuditObjective
 from lab.audit.page import render
 from lab.audit.study import study
 from lab.audit.table import at_longest, at_middle, ratios, tidy
@@ -116,9 +115,3 @@ def test_a_browser_shows_one_slice_at_a_time(html: str, tmp_path: Path, width: i
     assert int(found["drawn"]) == found["shown"] == len(FIGURES) - 1 + 12
     assert found["names"] == ["none", "token"] and found["rows"] == 8
     assert found["overflow"] == 0 and found["outside"] == 0
-
-
-def test_an_objective_has_its_label_or_its_preset() -> None:
-    """Tables call an objective by its label, and by its preset where it has none."""
-    assert AuditObjective(preset="minirl").name == "minirl"
-    assert AuditObjective(preset="minirl", label="mine").name == "mine"

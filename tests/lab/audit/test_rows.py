@@ -23,11 +23,6 @@ from theory.streams import stream
 pytestmark = pytest.mark.unchecked
 
 
-def logits_of(problem: Problem, logp: list[Tensor]) -> list[Tensor]:
-    """Free logits of a tabular policy, as leaves: log-probabilities are logits too."""
-    return [x.clone().requires_grad_() for x in logp]
-
-
 def string_logp(edges: list[Tensor], tokens: tuple[int, ...]) -> Tensor:
     """log-probabilities of a string's tokens, walking down the tree; no end token."""
     node, parts = 0, []
@@ -42,7 +37,7 @@ def by_hand(
 ) -> tuple[Tensor, float, Tensor]:
     """Mean, trace of the covariance times size, and truth: over every group of `size` strings, by autograd."""
     tree = problem.target.tree
-    logits = logits_of(problem, problem.target.logp())
+    logits = [x.clone().requires_grad_() for x in problem.target.logp()]  # log-probabilities are logits, too
     strings = list(itertools.product(range(tree.num_tokens), repeat=tree.max_length))
     mu = torch.stack([string_logp(list(problem.logp_mu), s) for s in strings])
     old = torch.stack([string_logp(list(problem.logp_old), s) for s in strings])

@@ -40,6 +40,11 @@ def padded(values: list[list[Any]], fill: float, to_the_left: bool = False) -> T
     return torch.tensor([[fill] * (W - len(v)) + v if to_the_left else v + [fill] * (W - len(v)) for v in values])
 
 
+def whole(name: str) -> list[list[Any]]:
+    """The column with a value for every token, 0 on prompts."""
+    return [dumps.whole(row, name, 0) for row in ROWS]
+
+
 def test_a_batch_is_the_trace_of_its_rows() -> None:
     """Lists, padded tensors and rows with their prompts give the clues of the trace with the same values."""
     routes = {"experts_mu": column("experts_mu"), "experts_old": column("experts_old")}
@@ -50,12 +55,9 @@ def test_a_batch_is_the_trace_of_its_rows() -> None:
         padded(RESPONSES, 0), *sides, padded(MASKS, 0), prompts=torch.tensor(PROMPTS),
         entropy_old=padded(entropy, math.nan),
     )  # fmt: skip
-    before = [[0] * len(prompt) for prompt in PROMPTS]
     joined = diagnose(
-        [row["tokens"] for row in ROWS],
-        *([zeros + values for zeros, values in zip(before, side, strict=True)] for side in (mu, old)),
-        [zeros + mask for zeros, mask in zip(before, MASKS, strict=True)],
-        entropy_old=[zeros + values for zeros, values in zip(before, entropy, strict=True)], **routes,
+        column("tokens"), whole("logp_mu"), whole("logp_old"), whole("is_response"), entropy_old=whole("entropy_old"),
+        **routes,
     )  # fmt: skip
     assert dict(joined.seen) == pytest.approx(dict(apart.seen))
     for name in ("k3_kl", "rho_mean", "size", "surprise_gap", "correlation", "num_tokens"):
@@ -69,10 +71,11 @@ def test_a_batch_is_the_trace_of_its_rows() -> None:
         ({"is_sampled": [[2] * len(mask) for mask in MASKS]}, "row 0: is_sampled.0: expected 0 or 1, got 2"),
         ({"logp_old": [[-1.0]] * 6}, "row 0: logp_old: expected 10 values, one per token, got 1"),
         ({"is_sampled": [[0] * len(mask) for mask in MASKS]}, "expected at least 1 row"),
+        ({"experts_mu": [[[[0, 1]], [[0]]]] * 6}, "row 0: experts_mu: expected ints, rows x layers x slots, got "),
     ],
 )
 def test_a_batch_that_does_not_fit_is_one_line(changes: dict[str, Any], words: str) -> None:
-    """Other numbers of rows or values, and masks of other numbers, are named."""
+    """Other numbers of rows or values, masks of other numbers and uneven routes are named."""
     given = {"tokens": RESPONSES, "logp_mu": column("logp_mu"), "logp_old": column("logp_old"), "is_sampled": MASKS}
     with pytest.raises(ValueError, match=re.escape(words)):
         diagnose(**(given | changes), prompts=PROMPTS)
@@ -144,27 +147,28 @@ def test_verls_callback_logs_the_clues(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.startswith("doctor, step 12: it looks like ")
 
 
-def test_trls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's metrics of the mode get every clue of what the method returns, tools masked; without both sides none."""
+def trl(monkeypatch: pytest.MonkeyPatch, **members: Any) -> None:
+    """A module `trl`, whose trainer with these members returns the batch without the fields that it is given."""
     batch = {
-        "prompt_ids": padded(PROMPTS, 0, to_the_left=True), "completion_ids": padded(RESPONSES, 0),
-        "completion_mask": padded([[1] * len(mask) for mask in MASKS], 0), "tool_mask": padded(MASKS, 1),
+        "prompt_ids": padded(PROMPTS, 0, to_the_left=True),
+        "prompt_mask": padded([[1] * len(p) for p in PROMPTS], 0, to_the_left=True),
+        "completion_ids": padded(RESPONSES, 0), "completion_mask": padded([[1] * len(mask) for mask in MASKS], 0),
         "sampling_per_token_logps": padded(column("logp_mu"), 0.0),
-        "old_per_token_logps": padded(column("logp_old"), 0.0),
+        "old_per_token_logps": padded(column("logp_old"), 0.0), "tool_mask": padded(MASKS, 1),
     }  # fmt: skip
 
-    class GRPOTrainer:
-        model = SimpleNamespace(training=True)
-
-        def __init__(self) -> None:
-            self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
-
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            return {name: value for name, value in batch.items() if name not in inputs}
+    def generate(self: Any, inputs: list[Any]) -> dict[str, Any]:
+        return {name: value for name, value in batch.items() if name not in inputs}
 
     module = ModuleType("trl")
-    module.GRPOTrainer = GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = type("GRPOTrainer", (), {"_generate_and_score_completions": generate, **members})
+    module.GRPOTrainer = trainer  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setitem(sys.modules, "trl", module)
+
+
+def test_trls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's metrics of the mode get every clue of what the method returns, tools masked; without both sides none."""
+    trl(monkeypatch, model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list), "eval": {}})
     names: dict[str, Any] = {}
     exec(code("how-to/watch-the-mismatch.md", "TRL"), names)
     trainer = names["Watched"]()
@@ -190,15 +194,9 @@ def test_nemo_rls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules["nemo_rl.utils.logger"].Logger = Logger  # pyright: ignore[reportAttributeAccessIssue]
     exec(code("how-to/watch-the-mismatch.md", "NeMo-RL"), {})
-    before = [[0] * len(prompt) for prompt in PROMPTS]
-
-    def whole(values: list[list[Any]]) -> list[list[Any]]:
-        return padded([zeros + v for zeros, v in zip(before, values, strict=True)], 0).tolist()
-
-    batch = {
-        "token_ids": padded([row["tokens"] for row in ROWS], 0).tolist(), "token_loss_mask": whole(MASKS),
-        "generation_logprobs": whole(column("logp_mu")), "prev_logprobs": whole(column("logp_old")),
-    }  # fmt: skip
+    fields = {"token_loss_mask": "is_response", "generation_logprobs": "logp_mu", "prev_logprobs": "logp_old"}
+    batch = {theirs: padded(whole(ours), 0).tolist() for theirs, ours in fields.items()}
+    batch["token_ids"] = padded(column("tokens"), 0).tolist()
     Logger().log_batched_dict_as_jsonl(batch, "train_data_step7.jsonl")
     Logger().log_batched_dict_as_jsonl({}, "val_data_step7.jsonl")
     assert logged == ["train_data_step7.jsonl", ("doctor", 7, pytest.approx(SEEN["k3_kl"])), "val_data_step7.jsonl"]
@@ -206,23 +204,7 @@ def test_nemo_rls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of docs/doctor.md write a step's batch, and the doctor reads the same tokens and log-probabilities."""
-    batch = {
-        "prompt_ids": padded(PROMPTS, 0), "prompt_mask": padded([[1] * len(p) for p in PROMPTS], 0),
-        "completion_ids": padded(RESPONSES, 0),
-        "completion_mask": padded([[1] * len(m) for m in MASKS], 0),
-        "sampling_per_token_logps": padded(column("logp_mu"), 0.0),
-        "old_per_token_logps": padded(column("logp_old"), 0.0), "tool_mask": padded(MASKS, 0),
-    }  # fmt: skip
-
-    class GRPOTrainer:
-        args, state = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(global_step=7)
-
-        def _generate_and_score_completions(self, inputs: list[Any]) -> dict[str, Any]:
-            return {name: value for name, value in batch.items() if name not in inputs}
-
-    module = ModuleType("trl")
-    module.GRPOTrainer = GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "trl", module)
+    trl(monkeypatch, args=SimpleNamespace(output_dir=str(tmp_path)), state=SimpleNamespace(global_step=7))
     names: dict[str, Any] = {}
     exec(code("doctor.md", "What to add to TRL"), names)
     names["Dumped"]()._generate_and_score_completions(["old_per_token_logps"])

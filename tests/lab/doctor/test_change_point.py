@@ -21,11 +21,11 @@ def draws(law: str, num: int, n: int) -> torch.Tensor:
     return normal.exp() if law == "log-normal" else normal
 
 
-@pytest.mark.parametrize("law", ["normal", "log-normal", "cauchy"])
 @pytest.mark.parametrize("n", [FEWEST, 25])
-def test_the_level_holds(law: str, n: int) -> None:
+def test_the_level_holds(n: int) -> None:
     """Without a change p < 0.05 in at most 5 % of series, within 4 binomial standard errors; likewise of the trend."""
-    found = [change(row.tolist()) for row in draws(law, NUM, n)]
+    # The heaviest tails: only a statistic of ranks keeps its level on them.
+    found = [change(row.tolist()) for row in draws("cauchy", NUM, n)]
     bound = 0.05 + 4 * (0.05 * 0.95 / NUM) ** 0.5
     assert sum(c.p < 0.05 for c in found if c) / NUM <= bound
     assert sum(c.trend_p < 0.05 for c in found if c) / NUM <= bound
@@ -45,7 +45,7 @@ def test_a_jump_is_told_from_a_trend() -> None:
     steps = change((noise + (torch.arange(20) >= 6)).tolist())
     line = change((noise + torch.arange(20) / 20).tolist())
     assert steps is not None and line is not None
-    assert steps.is_jump and steps.at == 6 and steps.is_rising and not line.is_jump
+    assert steps.is_jump and steps.at == 6 and steps.after > steps.before and not line.is_jump
     assert max(steps.p, line.trend_p) < LEVEL
 
 

@@ -81,6 +81,13 @@ def test_a_cut_distribution_has_its_kept_mass_as_mean_ratio(mass: float) -> None
     assert diagnose(trace).named[0].name == "mask"
 
 
+def test_a_side_without_any_mass_is_told_as_such() -> None:
+    """A filler that is far below every log-probability makes the mean ratio 0 in float64: words, not a traceback."""
+    filled = diagnose(rows.trace([row | {"logp_old": [-1000.0] * len(row["logp_old"])} for row in ROWS]))
+    assert filled.seen["rho_mean"] == 0 and filled.named[0].name == "mask"
+    assert "truncated to about 0 % of its mass" in "\n".join(filled.lines())
+
+
 @given(temperature=st.sampled_from([0.5, 0.8, 1.25, 2.0]))
 def test_a_temperature_is_the_slope_of_logits(temperature: float) -> None:
     """With two tokens, logit(mu) = logit(old) / T exactly: the slope is 1 / T and explains everything."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +43,20 @@ def test_parts_joined_are_the_whole() -> None:
     assert same.engines is not None and same.engines.tolist() == list(range(len(ROWS)))
     with pytest.raises(ValueError, match="entropy_old: expected in all 2 files of the step, got it in 1"):
         joined([parts[0], replace(parts[1], entropy_old=None)])
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (lambda routes: [layers[1:] for layers in routes], r"experts: expected layers \(0, 1, 2\) in all files"),
+        (lambda routes: [[ids[1:] for ids in layers] for layers in routes], r"experts_mu: .* slots .*, got \[1, 2\]"),
+    ],
+)
+def test_routes_of_other_layers_or_slots_are_one_line(kept: Callable[[Any], Any], words: str) -> None:
+    """A rank whose routes have fewer layers or slots than another's does not fit."""
+    cut = [row | {name: kept(row[name]) for name in ("experts_mu", "experts_old")} for row in ROWS]
+    with pytest.raises(ValueError, match=words):
+        joined([rows.trace(ROWS), rows.trace(cut)])
 
 
 def test_files_are_steps_by_their_names(tmp_path: Path) -> None:

@@ -94,12 +94,9 @@ def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_pa
 
 WRONG = [
     ("tokens", "abc", 'tokens: expected a valid list, got "abc"'),
-    ("tokens", 7, "tokens: expected a valid list, got 7"),
-    ("tokens", [3, 1.5], "tokens.1: expected a valid integer, got 1.5"),
-    ("tokens", ["3"], 'tokens.0: expected a valid integer, got "3"'),
+    ("tokens", [3, "3"], 'tokens.1: expected a valid integer, got "3"'),
     ("tokens", [-1], "tokens.0: expected a value greater than or equal to 0, got -1"),
     ("tokens", None, "tokens: missing; the row has "),
-    ("num_prompt", "two", 'num_prompt: expected a valid integer, got "two"'),
     ("num_prompt", 1.5, "num_prompt: expected a valid integer, got 1.5"),
     ("num_prompt", True, "num_prompt: expected a valid integer, got true"),
     ("num_prompt", -1, "num_prompt: expected a value greater than or equal to 1, got -1"),
@@ -115,7 +112,6 @@ WRONG = [
     ("experts_mu", [[[10**6]]], "experts_mu: expected ids in [-1, 32768), got 1000000 to 1000000"),
     ("experts_old", None, "experts_old: missing, though other responses have it"),
     ("rewards", 1.0, "rewards: unknown column; did you mean 'reward'? Rename or remove it"),
-    ("experts_mus", [], "experts_mus: unknown column; did you mean 'experts_mu'? Rename or remove it"),
 ]
 
 

@@ -109,7 +109,6 @@ def _same(x: Any, y: Any) -> bool:
 
 
 WRITERS: dict[str, tuple[Callable[..., Path], set[str]]] = {
-    "t.jsonl": (write_jsonl, set()),
     "t.parquet": (write_parquet, set()),
     "12.jsonl": (write_verl, {"experts_old", "step"}),
     "train.pt": (write_slime, {"experts_old", "step", "entropy_old", "layer_numbers"}),

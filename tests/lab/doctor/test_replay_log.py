@@ -83,16 +83,20 @@ def test_each_break_is_named(case: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_events_that_do_not_fit_are_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A field that is missing, a line that is no object, a file without a known event, and a trace among the files."""
+    """A missing or empty field, infinite rows, no object, a file without a known event, a trace among the files."""
     spoilt = {name: value for name, value in WHOLE[0].items() if name != "key"}
-    path = written(tmp_path / "r3_trace_a_pid1.jsonl", [WHOLE[1], spoilt])
+    empty, endless = forward(1) | {"actual": {"shape": []}}, forward(1) | {"fallback_rows": float("inf")}
+    path = written(tmp_path / "r3_trace_a_pid1.jsonl", [WHOLE[1], spoilt, empty, endless])
     path.write_text(path.read_text() + "{\n")
     assert main(["doctor", str(path)]) == 2
     told = capsys.readouterr().err.splitlines()
     assert told[0] == f"error: {path}: line 2: key: missing, in an event 'rollout_payload_sample'"
-    assert told[1].startswith(f"error: {path}: line 3: expected a JSON object") and len(told) == 2
+    assert all(line.endswith("in an event 'router_replay_forward_verify'") for line in told[1:3])
+    assert told[3].startswith(f"error: {path}: line 5: expected a JSON object") and len(told) == 4
     with pytest.raises(ValueError, match="expected events of NeMo-RL's R3 trace, got none"):
         read([written(tmp_path / "r3_trace_c_pid1.jsonl", [{"event": "other"}])])
+    with pytest.raises(ValueError, match=r"r3_trace_d_pid1\.jsonl: expected at least 1 row"):
+        read([written(tmp_path / "r3_trace_d_pid1.jsonl", [])])
     written(tmp_path / "t.jsonl", [{"tokens": [1]}])
     assert main(["doctor", str(path), str(tmp_path / "t.jsonl")]) == 2
     assert "expected NeMo-RL's r3_trace files alone" in capsys.readouterr().err

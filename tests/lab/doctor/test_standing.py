@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lab.doctor.importers import rows
 from lab.doctor.published import CHI2, EXTREME, K1, K3, LOGP_GAP, PEARSON, PROB_GAP, ROUTERS
 from lab.doctor.standing import GROUPS, figures_of, lines, place, reported
 from tests.lab.doctor.patients import draw_rows, trace_of
@@ -52,5 +53,7 @@ def test_reports_of_a_fault_are_no_norm() -> None:
 
 
 def test_values_that_are_not_finite_are_not_compared() -> None:
-    """One NaN, and there is no figure."""
+    """One NaN, and there is no figure; a single token has no correlation."""
     assert figures_of(trace_of(ROWS, lambda logp, b: [math.nan, *logp[1:]] if b == 0 else logp)) == {}
+    one = {"tokens": [1, 2], "num_prompt": 1, "logp_mu": [-1.0], "logp_old": [-1.5]}
+    assert PEARSON not in figures_of(rows.trace([one]))

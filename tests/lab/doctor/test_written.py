@@ -73,9 +73,10 @@ def test_the_replay_log_of_nemo_rl_is_whole() -> None:
 
 def test_skyrls_own_pickle_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The command says in one line why, and which page has the lines that write tensors instead."""
-    assert main(["doctor", str(WRITTEN / "skyrl/dumped_data/global_step_12_training_input.pkl")]) == 2
+    path = WRITTEN / "skyrl/dumped_data/global_step_12_training_input.pkl"
+    assert main(["doctor", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "a pickle can run any code" in line and "What to add to SkyRL" in line
+    assert line.startswith(f"error: {path}: a pickle can run any code") and "What to add to SkyRL" in line
 
 
 def test_every_file_here_is_read_by_a_test() -> None:

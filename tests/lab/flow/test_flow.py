@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab.casebook import Rows
@@ -27,16 +28,22 @@ training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
 """
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> FlowConfig:
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
     """The smallest study with two of everything."""
-    (tmp_path / "tiny.yaml").write_text(CONFIG)
-    return load_config(tmp_path / "tiny.yaml")
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(CONFIG)
+    return load_config(path)
 
 
-def test_rows_are_the_runs(config: FlowConfig) -> None:
+@pytest.fixture(scope="module")
+def frame(config: FlowConfig) -> pd.DataFrame:
+    """Its rows."""
+    return flow(config)
+
+
+def test_rows_are_the_runs(config: FlowConfig, frame: pd.DataFrame) -> None:
     """A row per observed update of each run; it holds that run's own numbers, and KL(mu || pi) starts where asked."""
-    frame = flow(config)
     assert len(frame) == 2 * 2 * 2 * 2 * 2 * 3 and len(ends(frame)) == 32
     row = frame.query("problem == 1 and kind == 'fixed' and objective == 'none' and N == 2 and B == 8 and update == 4")
     again = run_of(config, 1, config.errors[0], "none", 2, 8.0)
@@ -49,18 +56,17 @@ def test_rows_are_the_runs(config: FlowConfig) -> None:
     assert np.allclose(none, centred, atol=1e-12)
 
 
-def test_a_flow_goes_on(config: FlowConfig) -> None:
+def test_a_flow_goes_on(config: FlowConfig, frame: pd.DataFrame) -> None:
     """Given the rows of the first cases it makes the others alone, and the frame is the same."""
     kept: list[Rows] = []
     whole = flow(config, keep=kept.append)
     rest: list[Rows] = []
     again = flow(config, former=kept[:3], keep=rest.append)
-    assert len(kept) == 4 and len(rest) == 1 and again.equals(whole)
+    assert len(kept) == 4 and len(rest) == 1 and again.equals(whole) and whole.equals(frame)
 
 
-def test_a_difference_pairs_the_runs_of_a_problem(config: FlowConfig) -> None:
+def test_a_difference_pairs_the_runs_of_a_problem(frame: pd.DataFrame) -> None:
     """It is the mean over problems of the gap between two objectives' ends, and its interval is that of the gaps."""
-    frame = flow(config)
     cell = {"kind": "fixed", "N": 1, "B": math.inf}
     found = difference(frame, "entropy", cell | {"objective": "none"}, cell | {"objective": "centred"})
     part = (

@@ -109,13 +109,6 @@ def test_blocks_tile_the_matrix(R, C, num_rows, num_columns):
             assert torch.equal(amax[:, r, c], block.abs().amax(dim=(1, 2)))
 
 
-def test_one_block_is_a_tensor_and_a_block_a_row_a_channel():
-    """A block as large as the matrix is a scale per tensor; one of a single row and all columns a scale per channel."""
-    x = torch.randn(5, 12, generator=stream(0, "blocks"))
-    assert torch.equal(amax_of_blocks(x, 128, 128), amax_of_tensor(x).expand(5, 12))
-    assert torch.equal(amax_of_blocks(x, 1, 128), amax_of_rows(x).expand(5, 12))
-
-
 @pytest.mark.parametrize("gate", ["qwen3", "mixtral"])
 def test_quantised_weights_leave_router_head_norms_and_embedding(gate):
     """FP8 and INT8 round the matrices of attention and experts alone; bf16 rounds every weight."""

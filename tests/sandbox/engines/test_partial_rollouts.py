@@ -14,6 +14,7 @@ from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from tests.contracts import worlds
+from tests.sandbox.engines.turns_world import assert_same
 from theory.algorithm import Algorithm, Oversampling
 from theory.contracts import Rollouts
 from theory.loop import collect
@@ -53,18 +54,6 @@ def grown(
 
 def together(found: Sequence[StartedGroup]) -> Rollouts:
     return Rollouts.concat([group.rollouts for group in found if group.rollouts is not None])
-
-
-def assert_same(a: Rollouts, b: Rollouts) -> None:
-    for x, y in zip(a.responses, b.responses, strict=True):
-        assert x.prompt == y.prompt and (x.finish, x.version, x.versions) == (y.finish, y.version, y.versions)
-        assert torch.equal(x.tokens, y.tokens) and torch.equal(x.logp_mu, y.logp_mu)
-        assert torch.equal(x.is_response, y.is_response)
-    assert a.experts is not None and b.experts is not None
-    assert torch.equal(a.experts.experts, b.experts.experts) and torch.equal(a.experts.offsets, b.experts.offsets)
-    assert (a.top is None) == (b.top is None) and a.temperature == b.temperature
-    if a.top is not None and b.top is not None:
-        assert torch.equal(a.top.ids, b.top.ids) and torch.equal(a.top.logp, b.top.logp)
 
 
 @pytest.mark.parametrize("name", INTACT)

@@ -74,9 +74,10 @@ class Counting(PrefixCache):
 
 
 def assert_same(a: Rollouts, b: Rollouts) -> None:
-    """Equal bit for bit: tokens, log-probs, masks, ends, versions, routes and features."""
+    """Equal bit for bit: tokens, log-probs, masks, ends, versions, routes, features and likeliest tokens."""
+    assert a.temperature == b.temperature
     for x, y in zip(a.responses, b.responses, strict=True):
-        assert x.prompt == y.prompt and (x.finish, x.version) == (y.finish, y.version)
+        assert x.prompt == y.prompt and (x.finish, x.version, x.versions) == (y.finish, y.version, y.versions)
         assert torch.equal(x.tokens, y.tokens) and torch.equal(x.is_response, y.is_response)
         assert torch.equal(x.logp_mu, y.logp_mu)
     assert (a.experts is None) == (b.experts is None) and (a.features is None) == (b.features is None)
@@ -87,3 +88,6 @@ def assert_same(a: Rollouts, b: Rollouts) -> None:
         assert torch.equal(a.features.rows, b.features.rows) and torch.equal(a.features.offsets, b.features.offsets)
         assert torch.equal(a.features.hidden, b.features.hidden)
         assert torch.equal(a.features.logits, b.features.logits)
+    assert (a.top is None) == (b.top is None)
+    if a.top is not None and b.top is not None:
+        assert torch.equal(a.top.ids, b.top.ids) and torch.equal(a.top.logp, b.top.logp)

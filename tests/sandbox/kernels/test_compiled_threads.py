@@ -12,28 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.config.load import config_hash
-from lab.strict import ConfigError
-from sandbox import kernels
 from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.engine import SandboxEngine
 from sandbox.kernels import EAGER
 from sandbox.kernels.compiled.build import library
 from sandbox.model.kv_cache import KVCache
-from sandbox.run import run
 from tests import forks
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, engine, model, trainer
 from tests.sandbox.engines import test_defect_chain as chain
-from tests.sandbox.engines.prefill import prefilled
-from tests.sandbox.kernels.test_compiled_gradients import gradients
+from tests.sandbox.kernels.test_compiled_gradients import cases, gradients
 from tests.sandbox.kernels.test_compiled_kernels import drawn
-from tests.sandbox.model import test_compiled_passes as passes
-from tests.sandbox.training.test_resume import config
 from theory.contracts import MiniBatch, Sampling
 from theory.objectives import preset
-from theory.routing import gates
-from theory.routing.gates import GATES
 from theory.routing.passes import RoutingPlan
 from theory.routing.replay import NaturalRouting
 from theory.streams import stream
@@ -64,37 +55,11 @@ def all_equal(results: list[list[Tensor]]) -> bool:
     return all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
-def cases() -> dict[str, tuple]:
-    """Each operator with more rows than one part of its loops has, as (call on a set of kernels, inputs)."""
-    experts = drawn(0, 700, 5).topk(2).indices.sort(dim=-1).values
-    seen = torch.arange(1, 42)[None]
-    angle = drawn(1, 41, 4)
-    tables = [kernels.rotation(t, torch.arange(41)[None], 3) for t in kernels.rotation_tables(angle)]
-    return {
-        "linear": (lambda x, w: COMPILED.linear(x, w), drawn(0, 700, 13), drawn(0, 67, 13)),
-        "rms_norm": (lambda x, w: COMPILED.rms_norm(x, w, 1e-3), drawn(0, 2500, 5, 13), drawn(0, 5, 13)),
-        "swiglu": (lambda x: COMPILED.swiglu(x), drawn(0, 7000, 26)),
-        "sigmoid": (lambda x: COMPILED.sigmoid(x), drawn(0, 9000, 3)),
-        "rotate": (lambda x: COMPILED.rotate(x, *tables), drawn(0, 90, 41, 3, 8)),
-        "attention": (
-            lambda q, k, v: COMPILED.attention(q, k, v, COMPILED.key_mask(seen, 48, q.dtype)),
-            drawn(0, 3, 41, 6, 20), drawn(1, 3, 2, 48, 20), drawn(2, 3, 2, 48, 20),
-        ),
-        "experts": (
-            lambda x, w, g, d: COMPILED.grouped_experts(x, experts, w, g, d),
-            drawn(0, 700, 11), drawn(1, 700, 2), drawn(2, 5, 11, 26), drawn(3, 5, 13, 11),
-        ),
-        "gate": (
-            lambda x: gates.route(x, 2, COMPILED.gate(GATES["deepseek_v3"]), torch.zeros(16))[1], drawn(0, 700, 16)
-        ),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("name", cases())
 def test_an_operator_has_the_same_bits_on_any_number_of_threads(name):
     """Value and gradient by every input are equal bit for bit on 1, 2 and 3 threads, sums over rows included."""
     function, *inputs = cases()[name]
-    assert all_equal(on_each(lambda: gradients(function, *inputs)))
+    assert all_equal(on_each(lambda: gradients(lambda *x: function(COMPILED, *x), *inputs)))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -115,29 +80,6 @@ def test_a_step_has_the_same_bits_on_any_number_of_threads(name):
         return [*found, *(p.detach() for p in learner.model.parameters())]
 
     assert all_equal(on_each(step))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_sampler_and_trainer_may_have_different_numbers_of_threads(name):
-    """mu on one thread == prefill on three == old pass on two == gradient pass on three, in each bit and route."""
-    weights = model(name)
-    COMPILED.set_threads(1)
-    rolls = engine(weights)
-    rollouts = rolls.generate(worlds.prompts(6), SAMPLING)
-    logp_mu = passes.sampled(rollouts, rollouts.padded().logp_mu_BT)
-    COMPILED.set_threads(3)
-    again = prefilled(rolls, rollouts)
-    assert torch.equal(passes.sampled(again, again.padded().logp_mu_BT), logp_mu)
-    COMPILED.set_threads(2)
-    learner = trainer(weights)
-    scores = learner.score(rollouts, RoutingPlan("natural"))
-    assert torch.equal(passes.sampled(rollouts, scores.logp_BT), logp_mu)
-    for record in (again.experts, scores.experts):
-        assert record is None or torch.equal(record.experts, rollouts.experts.experts)
-    COMPILED.set_threads(3)
-    minibatch = MiniBatch(rollouts, scores.logp_BT, torch.linspace(-1, 1, 48), index=0, num_minibatches=1)
-    stats = learner.update(minibatch, preset("minirl"), RoutingPlan("natural"))
-    assert torch.equal(passes.sampled(rollouts, stats.logp_pi_BT), logp_mu)
 
 
 def test_an_engine_that_rounds_has_the_same_bits_on_any_number_of_threads():
@@ -290,18 +232,3 @@ def test_torch_has_one_thread_beside_compiled_kernels():
     assert torch.get_num_threads() == 2
     COMPILED.set_threads(3)
     assert (library().threads, torch.get_num_threads()) == (3, 1)
-
-
-def test_a_run_on_two_threads_has_the_numbers_of_one(tmp_path):
-    """`threads: 2` is the same run: every metric, and the config's hash; it needs `compile: true`."""
-    few = ("--compile", "true", "--num_steps", "2", "--evaluation.every", "2")
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    one, two = config(tmp_path / "one", *few), config(tmp_path / "two", *few, "--threads", "2")
-    assert config_hash(one) == config_hash(two)
-    first = run(one, progress="none").metrics()
-    assert library().threads == 1
-    assert run(two, progress="none").metrics() == first
-    assert library().threads == 2
-    with pytest.raises(ConfigError, match="threads: expected 1 without compile: true, got 2"):
-        config(tmp_path, "--threads", "2")

@@ -152,9 +152,7 @@ def test_every_replay_mode_has_a_row(folder: Path, mode: str, n: int) -> None:
     assert all(math.isfinite(value) for name, value in row["probes"].items() if name.endswith("raw_cosine"))
 
 
-def steps_of(
-    one: Arm, seed: int, folder: Path, patch: pytest.MonkeyPatch
-) -> list[tuple[dict[str, Tensor], StepResult]]:
+def steps_of(one: Arm, seed: int, folder: Path, patch: pytest.MonkeyPatch) -> list[Step]:
     """Every global step of the arm's branch."""
     found: list[Step] = []
 

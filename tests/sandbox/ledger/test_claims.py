@@ -32,13 +32,12 @@ def test_numbers_and_names_are_distinct() -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_every_arm_is_a_run_in_every_regime(claim: Claim) -> None:
-    """Each arm gives a valid config of 400 updates at most in its regimes, and arms of one name are one arm."""
+    """Each arm gives a valid config of 400 updates at most in its regimes."""
     assert claim.home in {regime.name for regime in REGIMES}
     for regime in (r for r in REGIMES if r.name in claim.places):
         for one in claim.arms:
             config = cell(regime, one, 0).config
             assert config.num_steps * config.algorithm.batch.num_minibatches <= 400
-    assert len({one.name for one in claim.arms}) == len(claim.arms)
 
 
 def test_a_smoke_ledger_tries_every_arm() -> None:

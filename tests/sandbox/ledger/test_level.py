@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from sandbox.claims import REGIMES
 from sandbox.ledger.cells import key
 from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
 from sandbox.ledger.power import level_of, power, seeds_needed
-from sandbox.ledger.statistics import ALPHA, two_sided
+from sandbox.ledger.statistics import ALPHA, Expected, two_sided
 from sandbox.ledger.verdicts import findings
 
 pytestmark = pytest.mark.unchecked
@@ -30,22 +31,19 @@ def _measure(number: int, kind: str) -> Measure:
     return Measure(f"x{number}", "a number", "1", lambda row: row[f"x{number}"], kind=kind)  # pyright: ignore
 
 
+def _said(
+    measure: Measure, expected: Expected, margin: float, treatment: Any = ARMS[0], control: Any = ARMS[1]
+) -> Prediction:
+    return Prediction("w", treatment, control, measure, expected, margin)
+
+
 def _claims(seeds: int) -> list[Claim]:
     """Each with two predictions: one on its edge, one on its edge or, in every other claim, plainly true."""
     made = []
     for number in range(NUM_CLAIMS):
         measure = _measure(number, "event" if number >= 20 else "number")
-        first = Prediction(
-            words="edge",
-            treatment=ARMS[0],
-            control=ARMS[1],
-            measure=measure,
-            expected="more",
-            margin=0.25 if number >= 20 else 1.0,
-        )
-        second = Prediction(
-            words="edge or true", treatment=ARMS[2], control=ARMS[3], measure=measure, expected="less", margin=0.0
-        )
+        first = _said(measure, "more", 0.25 if number >= 20 else 1.0)
+        second = _said(measure, "less", 0.0, ARMS[2], ARMS[3])
         fields = {"home": REGIME.name, "num_seeds": seeds, "first_seed": FRESH, "regimes": (REGIME.name,)}
         made.append(Claim(number, f"c{number}", "s", "here", (first, second), **fields))
     return made
@@ -84,30 +82,12 @@ def test_a_ledger_of_claims_on_their_edge_is_seldom_decided(seeds: int) -> None:
 
 NUMBER, EVENT = _measure(0, "number"), _measure(0, "event")
 PLANS: list[tuple[Prediction, Callable[[np.random.Generator, int], float]]] = [
-    (
-        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="more", margin=0.5),
-        lambda g, arm: g.normal(1.0 * (arm == 0), 0.5),
-    ),
-    (
-        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="same", margin=0.6),
-        lambda g, arm: g.normal(0.0, 0.5),
-    ),
-    (
-        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=NUMBER, expected="less", margin=0.0),
-        lambda g, arm: g.normal(-0.5 * (arm == 0), 0.5),
-    ),
-    (
-        Prediction(words="w", treatment=ARMS[0], control=0.0, measure=NUMBER, expected="at_most", margin=0.4),
-        lambda g, arm: g.normal(0.0, 0.5),
-    ),
-    (
-        Prediction(words="w", treatment=ARMS[:2], control=ARMS[2:], measure=NUMBER, expected="more", margin=0.35),
-        lambda g, arm: g.normal(0.7 * (arm < 2), 0.5),
-    ),
-    (
-        Prediction(words="w", treatment=ARMS[0], control=ARMS[1], measure=EVENT, expected="more", margin=0.25),
-        lambda g, arm: float(g.random() < (0.875 if arm == 0 else 0.125)),
-    ),
+    (_said(NUMBER, "more", 0.5), lambda g, arm: g.normal(1.0 * (arm == 0), 0.5)),
+    (_said(NUMBER, "same", 0.6), lambda g, arm: g.normal(0.0, 0.5)),
+    (_said(NUMBER, "less", 0.0), lambda g, arm: g.normal(-0.5 * (arm == 0), 0.5)),
+    (_said(NUMBER, "at_most", 0.4, control=0.0), lambda g, arm: g.normal(0.0, 0.5)),
+    (_said(NUMBER, "more", 0.35, ARMS[:2], ARMS[2:]), lambda g, arm: g.normal(0.7 * (arm < 2), 0.5)),
+    (_said(EVENT, "more", 0.25), lambda g, arm: float(g.random() < (0.875 if arm == 0 else 0.125))),
 ]
 
 

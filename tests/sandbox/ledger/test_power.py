@@ -34,9 +34,8 @@ LEVEL = level_of(40)
 
 
 def said(expected: Any = "more", margin: float = 0.05, measure: Measure = X, **fields: Any) -> Prediction:
-    return Prediction(
-        words="w", treatment=ONE, control=TWO, measure=measure, expected=expected, margin=margin, **fields
-    )
+    given = {"treatment": ONE, "control": TWO} | fields
+    return Prediction("w", measure=measure, expected=expected, margin=margin, **given)
 
 
 def claim(*predictions: Prediction, **fields: Any) -> Claim:
@@ -75,13 +74,9 @@ def test_the_seeds_are_those_of_the_textbook(sd: float) -> None:
 
 def test_what_is_more_asked_for_needs_more_seeds() -> None:
     """`same` needs more than `at_most`; several arms a side need fewer; a number as control fewer than an arm."""
-    one, other, many = (
-        said("same"),
-        said("at_most"),
-        Prediction(words="w", treatment=(ONE, TWO), control=(TWO, ONE), measure=X, expected="at_most", margin=0.05),
-    )
-    number = Prediction(words="w", treatment=ONE, control=0.0, measure=X, expected="at_most", margin=0.05)
-    same, at_most, pooled, alone = (seeds_needed(p, 0.05, LEVEL) for p in (one, other, many, number))
+    many = said("at_most", treatment=(ONE, TWO), control=(TWO, ONE))
+    asked = (said("same"), said("at_most"), many, said("at_most", control=0.0))
+    same, at_most, pooled, alone = (seeds_needed(one, 0.05, LEVEL) for one in asked)
     assert same and at_most and pooled and alone and same > at_most > max(pooled, alone)
 
 
@@ -94,10 +89,7 @@ def test_without_a_margin_the_effect_is_one_sd() -> None:
 
 def test_events_are_planned_by_the_exact_test() -> None:
     """Half of the runs more than the margin; all or none against a number; more for `at_most`."""
-    more, number = (
-        said(measure=EVENT, margin=0.25),
-        Prediction(words="w", treatment=ONE, control=0.25, measure=EVENT, expected="less", margin=0.0),
-    )
+    more, number = said("more", 0.25, EVENT), said("less", 0.0, EVENT, control=0.25)
     assert assumed_text(more, 0.5) == "+0.75" and assumed_text(number, 0.5) == "no run"
     seeds = seeds_needed(number, 0.5, LEVEL)
     assert seeds is not None and 0.75**seeds < LEVEL <= 0.75 ** (seeds - 1)
@@ -116,7 +108,7 @@ def test_times_are_planned_by_events_and_by_the_floor() -> None:
 def test_a_spread_is_the_claims_own_then_its_homes_then_the_worst() -> None:
     """Ten degrees of freedom each; where none is known there is no number of seeds."""
     strange = Arm("strange", (("num_steps", "44"),))
-    others = claim(Prediction(words="w", treatment=strange, control=0.0, measure=X, expected="more", margin=0.1))
+    others = claim(said("more", 0.1, treatment=strange, control=0.0))
     ledger, one = [claim(said()), others], said()
     own = rows(HOME, 0.02, 7)
     home, far = rows(HOME, 0.04, 12, (strange,)), rows(OTHER, 0.3, 8) | rows(REGIMES[2], 0.2, 8)

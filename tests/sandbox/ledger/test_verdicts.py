@@ -31,10 +31,11 @@ def _claim(*predictions: Prediction, number: int = 1, **fields: Any) -> Claim:
     return Claim(number, f"c{number}", "s", "here", predictions, home=REGIME.name, **({**FIVE, **fields}))
 
 
-def _prediction(expected: Expected = "more", margin: float = 0.5, scale: Any = "difference") -> Prediction:
-    return Prediction(
-        words="w", treatment=OURS, control=THEIRS, measure=X, expected=expected, margin=margin, scale=scale
-    )
+def _prediction(
+    expected: Expected = "more", margin: float = 0.5, scale: Any = "difference", **fields: Any
+) -> Prediction:
+    given = {"treatment": OURS, "control": THEIRS, "measure": X} | fields
+    return Prediction("w", expected=expected, margin=margin, scale=scale, **given)
 
 
 def _rows(ours: Sequence[float], theirs: Sequence[float], first: int = FRESH, regime: Any = REGIME) -> dict[str, Any]:
@@ -72,20 +73,18 @@ def test_an_event_has_the_exact_test_and_a_time_the_log_rank_test() -> None:
         for i in range(5)
     }
     said = [
-        Prediction(words="w", treatment=THEIRS, control=OURS, measure=COLLAPSED, expected="more", margin=0.25),
-        Prediction(words="w", treatment=OURS, control=THEIRS, measure=LASTING, expected="more", margin=0.0),
-        Prediction(words="w", treatment=OURS, control=THEIRS, measure=LASTING, expected="more", margin=0.1),
-        Prediction(words="w", treatment=THEIRS, control=0.5, measure=COLLAPSED, expected="more", margin=0.0),
-        Prediction(words="w", treatment=(OURS, THEIRS), control=OURS, measure=COLLAPSED, expected="more", margin=0.0),
-    ]  # fmt: skip
+        _prediction("more", 0.25, treatment=THEIRS, control=OURS, measure=COLLAPSED),
+        _prediction("more", 0.0, measure=LASTING),
+        _prediction("more", 0.1, measure=LASTING),
+        _prediction("more", 0.0, treatment=THEIRS, control=0.5, measure=COLLAPSED),
+        _prediction("more", 0.0, treatment=(OURS, THEIRS), control=OURS, measure=COLLAPSED),
+    ]
     (found,) = findings([_claim(*said)], [REGIME], rows)
     effects = [one.effect for one in found.outcomes]
     assert [one.test for one in effects if one] == ["exact", "log-rank", "paired", "exact", "exact"]
     assert [one.mean for one in effects if one] == pytest.approx([1.0, 0.75, 0.75, 0.5, 0.5], abs=0.2)
     with pytest.raises(ValueError, match="scale: expected difference for collapsed, got ratio"):
-        Prediction(
-            words="w", treatment=THEIRS, control=OURS, measure=COLLAPSED, expected="more", margin=1.5, scale="ratio"
-        )
+        _prediction("more", 1.5, "ratio", measure=COLLAPSED)
 
 
 @pytest.mark.parametrize("is_moot", [True, False])
@@ -121,7 +120,7 @@ def test_opposite_needs_an_arm_on_the_other_side_and_nothing_that_holds() -> Non
     less = _prediction("less", 0.5)
     assert findings([_claim(less)], [REGIME], _rows(*CLEAR))[0].word == "opposite"
     assert findings([_claim(less, _prediction())], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
-    number = Prediction(words="w", treatment=OURS, control=3.0, measure=X, expected="more", margin=0.5)
+    number = _prediction(control=3.0)
     assert findings([_claim(number)], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
 
 
@@ -251,11 +250,7 @@ def test_times_of_other_kernels_are_not_compared() -> None:
     """Where a measure asks for it, a seed whose two runs had not the same kernels counts as missing; others are
     paired."""
     timed = Measure("t", "seconds", "s", lambda row: row["x"], same=("compiled",))
-    claim = _claim(
-        Prediction(
-            words="w", treatment=OURS, control=THEIRS, measure=timed, expected="at_most", margin=1.1, scale="ratio"
-        )
-    )
+    claim = _claim(_prediction("at_most", 1.1, "ratio", measure=timed))
     rows = {
         key(REGIME, arm, FRESH + s): {"x": 2.0 + s % 2 + 0.1 * (arm is OURS) * s, "compiled": True}
         for arm in (OURS, THEIRS)

@@ -65,8 +65,7 @@ EVERY = dict.fromkeys(("k3 KL", "routers that differ", *(f"F({tau:g})" for tau i
 
 def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
     """The traces of an engine with these defects, on problems that no trial sees."""
-    calibration = Calibration(bench, {"k3 KL": 0.0}, 1)
-    rollouts = bench.sample(calibration.engine(defects), draw)
+    rollouts = bench.sample(bench.engine(*defects), draw)
     scores = bench.trainer.score(rollouts, RoutingPlan("natural"))
     return Trace.of(rollouts, scores, torch.zeros(len(rollouts)), step=1)
 

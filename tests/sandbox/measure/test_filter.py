@@ -190,9 +190,11 @@ def test_a_killed_filter_goes_on_to_the_same_bytes(data: Path) -> None:
     assert [path.read_bytes() for path in paths] == whole
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_rates_of_another_setting_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rates that were measured under another engine, sampling, seed or prompt are one line, and stay as they are."""
+    assert run_filter(data) == 0
+    before = Path("data/problems.pass_rates.jsonl").read_bytes()
+    for words in (
         ["--engine.defects", "[]"],
         ["--algorithm.sampling.temperature", "1.0"],
         ["--algorithm.sampling.max_tokens", "3"],
@@ -200,17 +202,11 @@ def test_a_killed_filter_goes_on_to_the_same_bytes(data: Path) -> None:
         ["--training.precision", "bf16"],
         ["--task.prompt_template", "'{problem}+'"],
         ["--samples", "9"],
-    ],
-    ids=" ".join,
-)
-def test_rates_of_another_setting_are_refused(data: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Rates that were measured under another engine, sampling, seed or prompt are one line, and stay as they are."""
-    assert run_filter(data) == 0
-    before = Path("data/problems.pass_rates.jsonl").read_bytes()
-    message = fails(capsys, data, *words)
-    assert "problems.pass_rates.jsonl:1: expected a rate of these problems under this model" in message
-    assert "move the file away" in message
-    assert Path("data/problems.pass_rates.jsonl").read_bytes() == before
+    ):
+        message = fails(capsys, data, *words)
+        assert "problems.pass_rates.jsonl:1: expected a rate of these problems under this model" in message, words
+        assert "move the file away" in message
+        assert Path("data/problems.pass_rates.jsonl").read_bytes() == before
 
 
 def test_rates_of_other_problems_or_weights_are_refused(

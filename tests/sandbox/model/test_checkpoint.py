@@ -11,9 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import sandbox.model
-from sandbox.model import ModelConfig, MoE
-from sandbox.model.checkpoint import load, load_hf, save, to_hf
+from sandbox.model import MoE, load
+from sandbox.model.checkpoint import load_hf, save, to_hf
 from tests.sandbox.model.hf_shapes import SHAPES
 from tests.sandbox.model.test_model import CONFIGS, Recorder
 from theory.routing.gates import GATES
@@ -31,7 +30,7 @@ def tokens(vocab_size: int = 40) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_and_experts_equal_transformers(folders, shape):
     """Float32 logits agree to 1e-5 (rounding of sums in another order), the routed experts exactly."""
-    model, reference, routing = load(folders[shape]), theirs(folders[shape]), Recorder()
+    model, reference, routing = load(str(folders[shape])), theirs(folders[shape]), Recorder()
     chosen: list[torch.Tensor] = []
     for name, module in reference.named_modules():
         if name.endswith(".mlp.gate"):
@@ -98,13 +97,6 @@ def test_softmax_after_opens_in_transformers(tmp_path):
     assert load(tmp_path).config.gate == GATES["softmax_after"]
     with torch.no_grad():
         torch.testing.assert_close(theirs(tmp_path)(tokens()).logits, model(tokens()), rtol=1e-5, atol=1e-5)
-
-
-def test_public_entry_point(folders):
-    """sandbox.model.load(folder)(tokens_BS) gives logits_BSV."""
-    with torch.no_grad():
-        logits = sandbox.model.load(str(folders["olmoe"]))(tokens())
-    assert logits.shape == (5, 23, 40)
 
 
 @pytest.mark.parametrize("shape", ["qwen3_moe", "qwen3_moe, one dense layer", "olmoe", "mixtral"])
@@ -193,9 +185,3 @@ def test_bfloat16_files_open_in_float32(folders, tmp_path):
     (tmp_path / "config.json").write_text((folders["qwen3"] / "config.json").read_text())
     for name, tensor in to_hf(load(tmp_path)):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, weights[name].float())
-
-
-def test_defaults_build_a_config():
-    """The smallest config needs sizes alone."""
-    config = ModelConfig(8, 8, 1, 1, 1, 8, num_experts=2, expert_size=8)
-    assert config.moe_layers == (0,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sandbox.kernels.numerics import Numerics
 from sandbox.model import KVCache
 from tests.sandbox.model.test_model import CONFIGS, build, tokens
 
@@ -44,17 +43,3 @@ def test_a_cache_continues_in_chunks_and_groups_and_drops_rows():
         assert torch.equal(model(t[kept, 17:18], cache=cache), whole[kept, 17:18])
         # Writing again at an earlier position replaces what stood there.
         assert torch.equal(model(t[kept, 12:14], cache=cache, positions_B=torch.tensor([12, 12])), whole[kept, 12:14])
-
-
-def test_cached_keys_pass_through_kv():
-    """`kv` returns the cache's contents, which later tokens see."""
-
-    class Forgetful(Numerics):
-        def kv(self, k_BSHd, v_BSHd):
-            return k_BSHd, torch.zeros_like(v_BSHd)
-
-    model, t = build("qwen3"), tokens(2, 6)
-    cache = KVCache(model.config, 2, 6)
-    with torch.no_grad():
-        model(t, numerics=Forgetful(), cache=cache)
-    assert not cache.v_LBhCd.any() and cache.k_LBhCd[:, :, :, :6].abs().min() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -38,25 +39,16 @@ def stage(tmp_path, **changes) -> ColdStartBlock:
 def test_it_stops_at_the_target_and_is_cached(tmp_path):
     """The first call trains to the target; the second finds the same bits without an update."""
     reports = []
-    first, summary = cold_start(
-        fresh(),
-        build(ONE_DIGIT),
-        stage(tmp_path),
-        description={"test": 1},
-        max_tokens=16,
-        report=lambda *r: reports.append(r),
-    )
+
+    def started(model: MoE, report):
+        options = {"description": {"test": 1}, "max_tokens": 16, "report": report}
+        return cold_start(model, build(ONE_DIGIT), stage(tmp_path), **options)
+
+    first, summary = started(fresh(), lambda *r: reports.append(r))
     assert summary["accuracy"] >= 0.02
     assert reports[-1][0] == summary["num_updates"] <= 400
     assert reports[-1][1] < reports[0][1]
-    again, same = cold_start(
-        fresh(1),
-        build(ONE_DIGIT),
-        stage(tmp_path),
-        description={"test": 1},
-        max_tokens=16,
-        report=lambda *_: pytest.fail("ran"),
-    )
+    again, same = started(fresh(1), lambda *_: pytest.fail("ran"))
     assert same == summary
     for (name, a), (_, b) in zip(first.state_dict().items(), again.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
@@ -120,37 +112,36 @@ def test_an_unknown_teacher_is_one_line(tmp_path, task, teacher, words):
         load(path, [], {"sandbox": SandboxRun})
 
 
-def test_the_loss_is_the_mean_surprise_of_the_demonstration(tmp_path):
+def surprises(model: MoE, prompt: Prompt, tokens: Sequence[int], mask: torch.Tensor) -> list[torch.Tensor]:
+    """-log pi of the tokens whose mask is True, without a batch."""
+    logp = torch.log_softmax(model(torch.tensor([[*prompt.tokens, *tokens]])), -1)[0]
+    return [-logp[len(prompt.tokens) + t - 1, token] for t, token in enumerate(tokens) if mask[t]]
+
+
+def test_the_loss_is_the_mean_surprise_of_the_demonstration():
     """The loss equals -mean log pi of the demonstrations' tokens, computed token by token without a batch."""
     task, model = build(TASK), fresh()
     prompts = task.prompts(0, 3)
     draws = stream(0, "demonstrations")
     demonstrations = [task.demonstration(p, draws, "columns") for p in prompts]
     masks = [torch.ones(len(d), dtype=torch.bool) for d in demonstrations]
-    terms = []
-    for prompt, demonstration in zip(prompts, demonstrations, strict=True):
-        tokens = torch.tensor([[*prompt.tokens, *demonstration]])
-        logp = torch.log_softmax(model(tokens), -1)[0]
-        start = len(prompt.tokens)
-        terms += [-logp[start + t - 1, token] for t, token in enumerate(demonstration)]
+    terms = [term for each in zip(prompts, demonstrations, masks, strict=True) for term in surprises(model, *each)]
+    loss = demonstration_loss(model, prompts, demonstrations, masks)
     # float32 means over about 60 terms of size 3, summed in another order.
-    assert demonstration_loss(model, prompts, demonstrations, masks).item() == pytest.approx(
-        torch.stack(terms).mean().item(), rel=1e-5
-    )
+    assert loss.item() == pytest.approx(torch.stack(terms).mean().item(), rel=1e-5)
 
 
-def test_observations_are_context_and_not_targets(tmp_path):
+def test_observations_are_context_and_not_targets():
     """With turns the loss is the mean surprise of what the model is to write; the calculator is only read."""
     task, model = build(CalculatorConfig()), MoE(SMALL.build(23), stream(0, "model"))
     prompt = Prompt("37*6+58", task.tokenizer.encode("37*6+58="), "280", "37*6+58=")
     tokens = task.demonstration(prompt, stream(0, "demonstrations"), "calls")
     mask = sampled_tokens(task, prompt, tokens, task.tokenizer.eos_id)
     assert task.tokenizer.decode([t for t, own in zip(tokens, mask, strict=True) if not own]) == "=222;=280;"
-    logp = torch.log_softmax(model(torch.tensor([[*prompt.tokens, *tokens]])), -1)[0]
-    terms = [-logp[len(prompt.tokens) + t - 1, token] for t, token in enumerate(tokens) if mask[t]]
     loss = demonstration_loss(model, [prompt], [tokens], [mask])
     # float32 means over 20 terms of size 3, summed in another order.
-    assert loss.item() == pytest.approx(torch.stack(terms).mean().item(), rel=1e-5)
+    expected = torch.stack(surprises(model, prompt, tokens, mask)).mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_task_with_turns_is_checked_in_turns(tmp_path):
@@ -158,13 +149,10 @@ def test_a_task_with_turns_is_checked_in_turns(tmp_path):
     task, reports = build(CalculatorConfig(max_operations=1, max_digits=1, num_held_out=4)), []
     block = stage(tmp_path, target_accuracy=0.05, max_updates=400, num_check=32)
     model = MoE(SMALL.build(task.tokenizer.vocab_size), stream(0, "model"))
-    _, summary = cold_start(
-        model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *r: reports.append(r)
-    )
+    options = {"description": {}, "max_tokens": 24, "max_turns": 2}
+    _, summary = cold_start(model, task, block, **options, report=lambda *r: reports.append(r))
     assert summary["accuracy"] >= 0.05 and reports[-1][1] < reports[0][1]
-    _, same = cold_start(
-        model, task, block, description={}, max_tokens=24, max_turns=2, report=lambda *_: pytest.fail("ran")
-    )
+    _, same = cold_start(model, task, block, **options, report=lambda *_: pytest.fail("ran"))
     assert same == summary
 
 

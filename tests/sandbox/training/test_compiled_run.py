@@ -10,6 +10,7 @@ import pytest
 from firstorder.cli import main
 from lab.config.load import config_hash
 from lab.records import RunFolder
+from lab.strict import ConfigError
 from sandbox.kernels.compiled import build
 from sandbox.run import run
 from tests.sandbox.training.test_resume import CONFIG, config, only_folder, resume
@@ -25,18 +26,26 @@ def cut_off(folder: Path) -> RunFolder:
     return RunFolder.open(folder)
 
 
-def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(tmp_path):
-    """A compiled run with defects and Pr3 repeats every metric, and so does one that continues from its step 3."""
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    first = run(config(tmp_path / "first", "--compile", "true", *FEW), progress="none")
-    chosen = config(tmp_path / "second", "--compile", "true", *FEW)
-    second = run(chosen, progress="none")
-    assert second.metrics() == first.metrics()
-    resumed = run(chosen, folder=cut_off(only_folder(tmp_path / "second")), progress="none")
-    assert resumed.metrics() == first.metrics()
-    eager = run(config(tmp_path, *FEW), progress="none")
-    assert eager.metrics() != first.metrics()
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> RunFolder:
+    """A run with `compile: true`, with defects and Pr3."""
+    return run(config(tmp_path_factory.mktemp("compiled"), "--compile", "true", *FEW), progress="none")
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory) -> RunFolder:
+    """The same run with torch's operators."""
+    return run(config(tmp_path_factory.mktemp("eager"), *FEW), progress="none")
+
+
+def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(compiled, eager, tmp_path):
+    """A compiled run repeats every metric on one thread, and so does one that continues from its step 3."""
+    chosen = config(tmp_path, "--compile", "true", *FEW)
+    build.library().threads = 2
+    assert run(chosen, progress="none").metrics() == compiled.metrics() != eager.metrics()
+    assert build.library().threads == 1
+    resumed = run(chosen, folder=cut_off(only_folder(tmp_path)), progress="none")
+    assert resumed.metrics() == compiled.metrics()
 
 
 def test_an_exact_engine_has_no_discrepancy(tmp_path):
@@ -67,47 +76,40 @@ def test_a_run_without_a_compiler_is_refused_in_one_line(tmp_path, monkeypatch, 
     assert not output.exists()
 
 
-def test_auto_is_the_compiled_run_where_a_compiler_is(tmp_path):
-    """`compile: auto` here records, hashes and computes what `compile: true` does, and its words for threads hold."""
-    made = {}
-    for value in ("auto", "true"):
-        (tmp_path / value).mkdir()
-        made[value] = run(config(tmp_path / value, "--compile", value, "--threads", "2", *FEW), progress="none")
-    assert made["auto"].metrics() == made["true"].metrics()
-    hashes = {folder.path.name.split("-")[1] for folder in made.values()}
+def test_auto_is_the_compiled_run_where_a_compiler_is(compiled, tmp_path):
+    """`compile: auto` on two threads records, hashes and computes what `compile: true` does on one.
+
+    --resume finds the run by what `auto` stood for, and ends it with the metrics of one that was never stopped.
+    """
+    words = ("--compile", "auto", "--threads", "2", *FEW)
+    made = run(config(tmp_path, *words), progress="none")
+    assert build.library().threads == 2
+    assert made.metrics() == compiled.metrics()
+    hashes = {folder.path.name.split("-")[1] for folder in (made, compiled)}
     assert hashes == {config_hash(config(tmp_path, "--compile", "true", *FEW))}
-    assert "\ncompile: true\n" in (made["auto"].path / "config.yaml").read_text()
+    assert "\ncompile: true\n" in (made.path / "config.yaml").read_text()
+    cut_off(made.path)
+    assert resume(tmp_path, *words) == 0
+    assert RunFolder.open(only_folder(tmp_path)).metrics() == compiled.metrics()
+    assert len(list((tmp_path / "runs/resume").iterdir())) == 1
 
 
-def test_auto_without_a_compiler_is_torchs_run_and_says_so(tmp_path, monkeypatch, capsys):
+def test_auto_without_a_compiler_is_torchs_run_and_says_so(eager, tmp_path, monkeypatch, capsys):
     """Without a compiler `compile: auto` is the run without `compile`: its metrics, its hash; one line says so."""
-    for name in ("auto", "null"):
-        (tmp_path / name).mkdir()
-    expected = run(config(tmp_path / "null", *FEW), progress="none")
     monkeypatch.setenv("CXX", "no-such-compiler")
     build.library.cache_clear()
     capsys.readouterr()
-    found = run(config(tmp_path / "auto", "--compile", "auto", "--threads", "2", *FEW), progress="none")
+    found = run(config(tmp_path, "--compile", "auto", "--threads", "2", *FEW), progress="none")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("compile")]
     assert said == [
         "compile: auto: using torch's operators; C++ kernels could not be built: "
         "CXX=no-such-compiler, which is not there"
     ]
-    assert found.metrics() == expected.metrics()
-    assert found.path.name.split("-")[1] == expected.path.name.split("-")[1]
+    assert found.metrics() == eager.metrics()
+    assert found.path.name.split("-")[1] == eager.path.name.split("-")[1]
     assert "\ncompile: null\nthreads: null\n" in (found.path / "config.yaml").read_text().replace(
         "\n# threads of compiled kernels; they change no bit; null: one", ""
     )
-
-
-def test_an_unfinished_run_with_auto_goes_on(tmp_path):
-    """--resume finds a run that said auto by what it stood for, and ends it with the metrics of one never stopped."""
-    words = ("--compile", "auto", *FEW)
-    whole = run(config(tmp_path, *words), progress="none").metrics()
-    cut_off(only_folder(tmp_path))
-    assert resume(tmp_path, *words) == 0
-    assert RunFolder.open(only_folder(tmp_path)).metrics() == whole
-    assert len(list((tmp_path / "runs/resume").iterdir())) == 1
 
 
 @pytest.mark.parametrize("value", ["always", "1"])
@@ -115,3 +117,9 @@ def test_other_words_for_compile_are_refused(tmp_path, value):
     """A value other than true, false, null and auto is one line that names the field and what came."""
     with pytest.raises(ValueError, match=rf"compile: expected true, false, null or auto, got {value}$"):
         config(tmp_path, "--compile", value)
+
+
+def test_threads_are_those_of_compiled_kernels(tmp_path):
+    """`threads` above 1 needs `compile: true`."""
+    with pytest.raises(ConfigError, match="threads: expected 1 without compile: true, got 2"):
+        config(tmp_path, "--threads", "2")

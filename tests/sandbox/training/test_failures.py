@@ -169,17 +169,21 @@ def test_a_run_that_lost_its_records_is_not_resumed(killed: RunFolder, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "message", "code"),
     [
-        (["--model.path", "nowhere"], "nowhere: no such folder"),
-        (["--task", "{kind: jsonl, path: none.jsonl}", "--model.path", "nowhere"], "nowhere: expected a folder"),
+        (["--model.path", "nowhere"], "nowhere: no such folder", 2),
+        (["--task", "{kind: jsonl, path: none.jsonl}", "--model.path", "nowhere"], "nowhere: expected a folder", 2),
+        (
+            ["--cold_start", "{learning_rate: 1e30, warmup_updates: 0}", "--algorithm.sampling.max_tokens", "40"],
+            "cold start: the loss of update 1 is ", 1,
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_cannot_start_leaves_no_folder(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fault found only when the run is made ready is one line, and there is nothing to resume."""
-    assert message in fails(capsys, *words)
+    assert message in fails(capsys, *words, code=code)
     assert folders() == []
 
 
@@ -217,7 +221,8 @@ def test_a_metric_that_is_not_finite_stops_the_run(
 def test_a_gradient_that_is_not_finite_names_its_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A weight that turns to inf before the second step's first update: step, metric and tensor are in the line."""
+    """A weight that turns to inf before the second step's first update: step, metric and tensor are in the line, and
+    the verdict gives the reason."""
     real = SandboxTrainingEngine.update
 
     def poisoned(self: SandboxTrainingEngine, *args):
@@ -230,6 +235,8 @@ def test_a_gradient_that_is_not_finite_names_its_step(
     assert re.match(r"step 2: actor/grad_norm is nan: the gradient of \S+.* is not finite\n", message), message
     (folder,) = map(RunFolder, folders())
     assert folder.metrics()[-1] == {"step": 2, "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
+    verdict = json.loads((folder.path / "verdict.json").read_text())
+    assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
 
 
 def test_a_metric_that_overflows_says_so() -> None:

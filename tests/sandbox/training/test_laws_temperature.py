@@ -98,12 +98,6 @@ def test_rollouts_of_two_temperatures_are_not_joined() -> None:
         Rollouts.concat([sampled(1.0), sampled(0.7)])
 
 
-def test_greedy_rollouts_are_scored_at_one() -> None:
-    """Temperature 0 asks for the likeliest token; what is scored is the policy at 1."""
-    assert Sampling(max_tokens=1, temperature=0.0).scored_temperature == 1.0
-    assert Sampling(max_tokens=1, temperature=0.3).scored_temperature == 0.3
-
-
 @pytest.mark.parametrize("side", ["old", "mu"])
 def test_the_doctor_names_the_side_that_scores_at_one(side: str) -> None:
     """Sampled at T = 0.7 with one side scored at 1, the cause is a temperature, and the words say whose."""

@@ -1,4 +1,4 @@
-"""A user's own model folder and problem file: opened, trained for two steps, and graded by Math-Verify."""
+"""A user's own model folder and problem file: opened, trained for a few steps, and graded by Math-Verify."""
 
 from __future__ import annotations
 
@@ -39,26 +39,20 @@ output: {output}
 """
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    """A tiny random Qwen3-MoE as transformers writes it, with a byte-level tokenizer."""
-    return write_qwen3_moe(tmp_path_factory.mktemp("model"))
+def trained(tmp_path: Path, model: Path, problems: dict[str, str], *words: str) -> RunFolder:
+    """A finished run of this model folder on these problems, by their answers."""
+    file, path = tmp_path / "problems.jsonl", tmp_path / "config.yaml"
+    lines = [{"problem": problem, "answer": answer} for problem, answer in problems.items()]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    path.write_text(CONFIG.format(problems=file, model=model, output=tmp_path / "runs"))
+    assert main(["train", str(path), "--progress", "none", *words]) == 0
+    return RunFolder.open(next((tmp_path / "runs" / "own").iterdir()))
 
 
-@pytest.fixture
-def config(tmp_path, model_folder):
-    problems = tmp_path / "problems.jsonl"
-    lines = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
-    problems.write_text("\n".join(map(json.dumps, lines)))
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG.format(problems=problems, model=model_folder, output=tmp_path / "runs"))
-    return path
-
-
-def test_own_model_and_file_train(config, tmp_path, capsys):
-    """Two steps run; the record has finite metrics, a held-out accuracy and prompts in the papers' template."""
-    assert main(["train", str(config), "--progress", "none"]) == 0
-    folder = RunFolder.open(next((tmp_path / "runs" / "own").iterdir()))
+def test_own_model_and_file_train(tmp_path):
+    """Two steps of a model with a byte-level tokenizer run; the record has finite metrics and a held-out accuracy."""
+    model = write_qwen3_moe(tmp_path / "model")
+    folder = trained(tmp_path, model, {f"What is {i} + {i}?": str(2 * i) for i in range(12)})
     rows = folder.metrics()
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all("eval/accuracy" in row for row in rows)
@@ -98,57 +92,26 @@ def sigmoid(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("shape", [qwen3_moe, olmoe, sigmoid])
-def test_every_shape_trains_on_a_file(shape, tmp_path, capsys):
-    """Ten steps under R3 on the exact engine: ten rows of finite metrics, k3 of exactly 0, rewards above 0, gradients
+def test_every_shape_trains_on_a_file(shape, tmp_path):
+    """Four steps under R3 on the exact engine: four rows of finite metrics, k3 of exactly 0, rewards above 0, gradients
     that are not 0, and weights that have moved."""
     model = shape(tmp_path / "model")
-    problems = tmp_path / "problems.jsonl"
     # The model's first or second guess is right, so that groups are mixed.
-    lines = [{"problem": f"{i}+{i % 4}", "answer": guesses(model, f"{i}+{i % 4}")[i % 2]} for i in range(16)]
-    problems.write_text("\n".join(map(json.dumps, lines)))
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG.format(problems=problems, model=model, output=tmp_path / "runs"))
+    problems = {f"{i}+{i % 4}": guesses(model, f"{i}+{i % 4}")[i % 2] for i in range(16)}
     changes = {
-        "num_steps": "10", "engine.defects": "[]", "task.prompt_template": "'{problem}'", "evaluation.every": "5",
+        "num_steps": "4", "engine.defects": "[]", "task.prompt_template": "'{problem}'", "evaluation.every": "2",
         "algorithm.batch": "{num_prompts: 4, num_responses: 8, num_minibatches: 2}", "logging.loggers": "[]",
         "algorithm.sampling.max_tokens": "1", "algorithm.optimizer.learning_rate": "1e-3",
     }  # fmt: skip
     words = [word for key, value in changes.items() for word in (f"--{key}", value)]
-    assert main(["train", str(path), "--progress", "none", *words]) == 0
-    folder = RunFolder.open(next((tmp_path / "runs" / "own").iterdir()))
+    folder = trained(tmp_path, model, problems, *words)
     first, *rows = folder.metrics()
-    assert first["step"] == 0 and [row["step"] for row in rows] == list(range(1, 11))
+    assert first["step"] == 0 and [row["step"] for row in rows] == list(range(1, 5))
     assert all(math.isfinite(value) for row in rows for value in row.values())
     assert all(row["rollout_corr/k3_kl"] == 0.0 for row in rows)
-    assert max(row["reward/mean"] for row in rows) > 0 and sum(row["actor/grad_norm"] > 0 for row in rows) >= 5
+    assert max(row["reward/mean"] for row in rows) > 0 and sum(row["actor/grad_norm"] > 0 for row in rows) >= 2
     before, after = load(model).state_dict(), folder.latest_checkpoint().tensors
     moved = [name for name, tensor in before.items() if not torch.equal(tensor, after[f"model.{name}"])]
     assert {name for name, tensor in before.items() if tensor.dtype.is_floating_point} - set(moved) <= {
         name for name in before if "selection_bias" in name
     }
-
-
-def test_a_bad_line_is_named(config, tmp_path, capsys):
-    """A problem without an answer is one line with file and line number, exit code 2."""
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text(problems.read_text() + '\n{"problem": "What is 1 + 1?"}\n')
-    assert main(["train", str(config), "--progress", "none"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "problems.jsonl:13" in error
-    assert "answer" in error
-
-
-def test_a_folder_without_a_model_is_refused(config, tmp_path, capsys):
-    """A model path that does not exist is one line that names it, exit code 2."""
-    assert main(["train", str(config), "--progress", "none", "--model.path", str(tmp_path / "nowhere")]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "nowhere" in error
-
-
-def test_the_opened_model_is_transformers_model(model_folder):
-    """`load(folder)(tokens)` gives transformers' logits to 1e-5."""
-    tokens = torch.arange(1, 21).view(2, 10)
-    theirs = transformers.Qwen3MoeForCausalLM.from_pretrained(model_folder)(tokens).logits
-    assert torch.allclose(load(model_folder)(tokens), theirs, atol=1e-5, rtol=0)

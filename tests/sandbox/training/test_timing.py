@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.config.load import load
+from lab.records import RunFolder
 from sandbox.config import SandboxRun
 from sandbox.run import run
 from sandbox.training.timing import ROLLOUT, TRAINING
@@ -29,10 +30,9 @@ def test_a_run_says_where_its_time_goes(tmp_path: Path) -> None:
 
 def test_a_step_that_was_taken_again_has_its_last_time(tmp_path: Path) -> None:
     """A resumed run appends; a line that is no row is one line with its number; a torn last one is left out."""
-    folder = run(
-        load("smoke", ["--output", str(tmp_path), "--num_steps", "1"], {"sandbox": SandboxRun}), progress="none"
-    )
-    folder.append_timing(1, {"timing_s/step": 7.0})
+    folder = RunFolder(tmp_path)
+    for seconds in (5.0, 7.0):
+        folder.append_timing(1, {"timing_s/step": seconds})
     assert folder.timing()[1] == {"step": 1, "timing_s/step": 7.0}
     path = folder.path / "timing.jsonl"
     path.write_bytes(path.read_bytes() + json.dumps({"step": 2}).encode())

@@ -19,7 +19,7 @@ from tests.sandbox.engines.turns_world import Talk, model, prompts
 from theory.algorithm import Algorithm
 from theory.contracts import Environment, MiniBatch, Prompt, Response, Rollouts, Sampling
 from theory.loop import Collected, collect, hand_over, learn
-from theory.objectives import PRESETS, preset
+from theory.objectives import preset
 from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
@@ -80,18 +80,6 @@ def test_an_observations_log_prob_changes_nothing(mode: str) -> None:
     assert first == second
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     assert first["rollout_corr/k3_kl"] > 0 and first["actor/grad_norm"] > 0
-
-
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_an_observations_log_prob_is_in_no_objective(name: str) -> None:
-    """The same for the first update of every preset: its metrics, its gradient's norm among them, keep their bits."""
-    found, seen = collected("none", "fp8-and-noise"), []
-    for value in (0.0, -7.0):
-        rollouts, learner = with_observed_logp(found, value).rollouts, learner_of(algorithm("none"))
-        logp_old_BT = learner.score(rollouts, RoutingPlan("natural")).logp_BT
-        batch = MiniBatch(rollouts, logp_old_BT, found.rewards_PG.reshape(-1) - 0.5, 0, 1)
-        seen.append(learner.update(batch, preset(name), RoutingPlan("natural")).metrics)
-    assert seen[0] == seen[1] and seen[0]["actor/grad_norm"] > 0
 
 
 def turns_apart(rollouts: Rollouts) -> list[Response]:

@@ -115,6 +115,7 @@ class Truncated(Correction):
 
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where W > cap."""
+        # Compared as `weight` cuts it, after the exponential: a W of exactly the cap is not cut.
         return self._log_weight(log_gap_BT, is_response_BT).exp() > self.cap
 
 

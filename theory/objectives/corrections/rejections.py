@@ -107,8 +107,7 @@ class K3RS(Correction):
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the mean k3 is at most max_k3, or is NaN."""
-        k3_BT = divergences.k3(log_rho_BT, torch.zeros_like(log_rho_BT))
-        return ~(k3_BT.sum(1) / _lengths(is_response_BT) > self.max_k3)
+        return ~(_estimates("k3", log_rho_BT).sum(1) / _lengths(is_response_BT) > self.max_k3)
 
 
 @dataclass(frozen=True)

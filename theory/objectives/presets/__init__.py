@@ -73,12 +73,9 @@ def preset(name: str, **overrides: Any) -> Objective:
             raise unknown_name(f"override of {name}", override, OVERRIDES)
     objective = PRESETS[name]
     named = _some(overrides, "advantage", "kl_estimator", "centering")
-    parts: dict[str, Any] = {k: _name(k, v) for k, v in named.items()} | _some(
-        overrides, "centering_k", "normalise_weights"
-    )
-    if "kl_coefficient" in overrides:
-        parts["kl_coefficient"] = number(f"{name}: kl_coefficient", overrides["kl_coefficient"])
-    for key in ("router_shift_floor", "m2_budget"):
+    parts: dict[str, Any] = {k: _name(k, v) for k, v in named.items()}
+    parts |= _some(overrides, "centering_k", "normalise_weights")
+    for key in ("kl_coefficient", "router_shift_floor", "m2_budget"):
         if key in overrides:
             parts[key] = number(f"{name}: {key}", overrides[key])
     if "ratio" in overrides:
@@ -101,6 +98,7 @@ def _some(overrides: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _replace_numbers(preset_name: str, part: Any, label: str, values: dict[str, Any]) -> Any:
     for key, value in values.items():
+        # `replace` would raise a TypeError that names neither the preset nor its part.
         if not hasattr(part, key):
             raise ValueError(f"{preset_name} has no use for {key}: its {label} has no such number (got {value!r})")
     return replace(part, **{key: number(f"{preset_name}: {key}", value) for key, value in values.items()})

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from theory.fields import About
 from theory.names import listed
-from theory.objectives.factors import Factor
+from theory.objectives.factors import Factor, pick
 from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, Widths, product, score, stopped
 
 _TABLE_3 = "CPPO, arXiv 2606.10968, Table 3"
@@ -75,7 +75,7 @@ class DivergenceMask(Widths):
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Two masks: A > 0, pi above the anchor and too far, and A < 0, pi below it and too far."""
         anchor_BT = tokens.logp_mu_BT if self.anchor == "mu" else tokens.logp_old_BT
-        eps_B1 = torch.where(advantages_B1 > 0, self.eps_high, self.eps_low)
+        eps_B1 = pick(advantages_B1 > 0, self.eps_high, self.eps_low, like=tokens.logp_pi_BT)
         far_BT = self.too_far(tokens, anchor_BT, eps_B1)
         # Strict: a token at the anchor has not moved, and no bound stops it.
         up_BT, down_BT = tokens.logp_pi_BT > anchor_BT, tokens.logp_pi_BT < anchor_BT
