@@ -129,7 +129,7 @@ def _collapse(group: TreatmentGroup) -> Sentence:
         return []
     start = _start(group)
     if len(group.runs) > 1:
-        steps = sorted(int((run.verdict or {})["first_step"]) for run in fallen)
+        steps = sorted(min(int(reason["step"]) for reason in (run.verdict or {})["reasons"]) for run in fallen)
         at = ("at step " if len(steps) == 1 else "at steps ") + listed([str(step) for step in steps])
         return [*start, Words(f" {len(fallen)} of {len(group.runs)} runs collapsed, {at}.")]
     return [*start, Words(f" {listed(reasons(fallen[0]))}.")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lab.files import atomic_write, disk_errors
 from lab.markdown import markdown_table
 from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
-from sandbox.ledger.claim import Arm, Claim
+from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.power import needs
 from sandbox.ledger.probes import PROBES
 from sandbox.ledger.verdicts import Finding, findings
@@ -48,9 +48,9 @@ class Wanted:
                  for c, r in places for arm, seed in self.runs(c, r.name)]  # fmt: skip
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
-    def findings(self, store: Cells) -> list[Finding]:
-        """All findings from the store's rows."""
-        return findings(self.claims, self.regimes, store.rows(), self.seeds, changes=SMOKE if self.smoke else ())
+    def findings(self, rows: Mapping[str, Row]) -> list[Finding]:
+        """All findings from these rows."""
+        return findings(self.claims, self.regimes, rows, self.seeds, changes=SMOKE if self.smoke else ())
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,12 @@ def listing(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
 
     Verdicts are corrected over the whole `ledger`, as on its pages, even if few of its claims are listed.
     """
-    done = place.store.rows()
-    words = {one.claim.number: one.word for one in ledger.findings(place.store) if one.decides}
+    rows = place.store.rows()
+    return _listed(wanted, rows, ledger.findings(rows))
+
+
+def _listed(wanted: Wanted, done: Mapping[str, Row], found: Sequence[Finding]) -> str:
+    words = {one.claim.number: one.word for one in found if one.decides}
     rows = []
     for claim in wanted.claims:
         tried = [regime for regime in wanted.regimes if regime.name in claim.places]
@@ -130,11 +134,11 @@ def write_pages(wanted: Wanted, place: LedgerFolders) -> str:
     """Writes ledger.md and ledger.html from the rows; returns the table of verdicts."""
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
-    found = wanted.findings(place.store)
     rows = place.store.rows()
+    found = wanted.findings(rows)
     atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
     atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, found, rows, wanted.seeds))
-    return listing(wanted, place, wanted)
+    return _listed(wanted, rows, found)
 
 
 __all__ = ["LedgerFolders", "Wanted", "listing", "power", "run", "write_pages"]

@@ -156,6 +156,8 @@ def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
     means = [fmean(run.series("eval/accuracy")[-1][1] for run in load_runs(pair)) for pair in (seeds[:2], seeds[2:])]
     assert f"to {means[0]:.2f} without a remedy" in told.text and f"{means[1]:.2f} with R3" in told.text
     assert "several seeds" in told.text and "One run each" not in told.text
+    change_verdict(seeds[0], lambda verdict: verdict.pop("first_step"))  # as edited by hand: its reasons remain
+    assert story(load_runs(seeds)).text == told.text
     (seeds[1].path / "verdict.json").unlink()
     assert headline(story(load_runs(seeds))) == "Of 4 runs 1 collapsed, 2 held and 1 is unfinished."
     rates = [Recipe(f"rate-{i}", 0, 0, engine=f"{FP8}\ntraining: {{x: {i}}}") for i in range(MANY + 1)]

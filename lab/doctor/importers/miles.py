@@ -32,6 +32,8 @@ from lab.doctor.importers.aligned import listed, mask_of
 from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
+MOST_TOKENS = 2**24
+"""Bound on a response's tokens, which get a number each; a damaged length would fill the memory."""
 SIDES = ("rollout_log_probs", "old_log_probs", "train_log_probs")
 NO_TOKENS = "The dump has no tokens: clues from repeats, prompts and end tokens are missing."
 PI = "pi stands for old here (--use-rollout-logprobs, or no old pass): they are equal only before updates."
@@ -82,6 +84,8 @@ def _length(sample: Any, name: str, b: int) -> int:
     value = sample.get(name) if isinstance(sample, dict) else None
     if type(value) is not int:
         raise ValueError(f"response {b}: {name}: expected an int, got {type(value).__name__}")
+    if not 0 <= value <= MOST_TOKENS:
+        raise ValueError(f"response {b}: {name}: expected 0 to {MOST_TOKENS} tokens, got {value}")
     return value
 
 

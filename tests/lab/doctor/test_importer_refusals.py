@@ -52,6 +52,11 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
         lambda d: write_slime(d / "t.pt", ROWS, log_probs=[torch.zeros(1) for _ in ROWS]),
         "log_probs: expected .* got 1", "--context-parallel-size 1",
     ),
+    "a length without end": (
+        lambda d: torch.save({"samples": [{"total_length": 10**12, "train_log_probs": torch.zeros(1)}]}, d / "r.pt")
+        or d / "r.pt",
+        "response 0: total_length: expected 0 to 16777216 tokens, got 1000000000000", "",
+    ),
     "an end token too few": (
         lambda d: write_jsonl(d / "t.jsonl", [row | {"logp_mu": row["logp_mu"][:-1]} for row in ROWS]),
         "logp_mu: expected 10 values.*got 9", "the end token's",
