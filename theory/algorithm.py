@@ -135,6 +135,8 @@ class Algorithm(SamplingSettings, BatchSettings):
             )
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
+        if self.dynamic_sampling_rounds < 1:
+            raise ValueError(f"dynamic_sampling_rounds: expected at least 1, got {self.dynamic_sampling_rounds}")
         if self.label_noise and self.dynamic_sampling_rounds > 1:
             raise ValueError("label_noise: expected 0 beside dynamic sampling, which compares true rewards")
         if self.freeze_router and self.passes.trains_predictor:

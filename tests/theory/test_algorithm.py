@@ -23,6 +23,7 @@ def test_warm_up_is_linear_then_constant():
         ({"mode": "Pr2", "freeze_router": True}, "freeze_router leaves Pr2's predictor nothing to predict"),
         ({"num_responses": 1}, "num_responses: expected num_responses >= 2, got 1"),
         ({"label_noise": 1.5}, r"label_noise: expected 0 <= label_noise <= 1, got 1\.5"),
+        ({"dynamic_sampling_rounds": 0}, "dynamic_sampling_rounds: expected at least 1, got 0"),
         ({"label_noise": 0.1, "dynamic_sampling_rounds": 2}, "label_noise: expected 0 beside dynamic sampling"),
     ],
 )
