@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from firstorder.cli import main
 from sandbox.claims import CLAIMS, REGIMES, RESULTS, chosen_claims, chosen_regimes
 from sandbox.ledger import command
-from sandbox.ledger.cells import Cells, key
+from sandbox.ledger.cells import key
 from sandbox.ledger.command import Wanted
 from tests.firstorder.test_cli import fails
 
@@ -42,15 +40,6 @@ def test_without_ray_one_line_says_how_to_get_it(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def read_once() -> Iterator[None]:
-    """The ledger's rows are read from the disk once: reading takes as long as all that is computed from them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cells, "rows", functools.cache(Cells.rows))
-        yield
-
-
-@pytest.mark.usefixtures("read_once")
 def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> None:
     """--power has a line per claim, at the level of the whole ledger whichever are chosen, and the hours below."""
     listed = []
@@ -63,7 +52,6 @@ def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> N
     assert own[-1].startswith("Within 40 seeds: ") and " of 2 claims, " in own[-1]
 
 
-@pytest.mark.usefixtures("read_once")
 def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     """Listed by themselves, claims have the words that they have among all: Holm's correction is over the ledger."""
     chosen = ("3", "7", "17")
