@@ -173,9 +173,13 @@ def _demo(table: pd.DataFrame) -> str:
 def _predictions(found: Sequence[Finding], waiting: str) -> str:
     """Every prediction of the study with its effect, the claim's verdict, and its number of seeds."""
     lines, said = [], []
+    again = {one.claim.repeats: one.claim.number for one in found}
     for finding in (one for one in found if one.decides):
         claim, has_runs = finding.claim, finding.word is not None
-        said.append(f"- Claim {claim.number}: {claim.sentence} **{finding.word if has_runs else 'Runs are missing'}.**")
+        word = finding.word if has_runs else "Runs are missing"
+        if finding.word == "inconclusive" and claim.number in again:
+            word += f"; tried again as claim {again[claim.number]}"
+        said.append(f"- Claim {claim.number}: {claim.sentence} **{word}.**")
         for one in (one for one in finding.outcomes if one.values):
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
             lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
