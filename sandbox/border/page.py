@@ -176,9 +176,9 @@ def _predictions(found: Sequence[Finding], waiting: str) -> str:
     again = {one.claim.repeats: one.claim.number for one in found}
     for finding in (one for one in found if one.decides):
         claim, has_runs = finding.claim, finding.word is not None
-        word = finding.word if has_runs else "Runs are missing"
-        if finding.word == "inconclusive" and claim.number in again:
-            word += f"; tried again as claim {again[claim.number]}"
+        word = finding.word or "Runs are missing"
+        if word == "inconclusive" and claim.number in again:
+            word = f"{word}; tried again as claim {again[claim.number]}"
         said.append(f"- Claim {claim.number}: {claim.sentence} **{word}.**")
         for one in (one for one in finding.outcomes if one.values):
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
