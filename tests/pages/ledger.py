@@ -40,7 +40,7 @@ def block() -> str:
         f"- {len(CLAIMS)} claims, each decided in one regime on fresh seeds: {counts_text(made)}.\n"
         f"- Exploratory, on seeds seen before: {len(explored)} findings in {len(regimes)} regimes.\n"
         f"- {len(kept())} runs, {hours:.1f} hours of one thread.\n"
-        "- Every verdict with its numbers: [results/claims/ledger.md](results/claims/ledger.md).\n"
+        "- All of it: [results/claims/ledger.md](results/claims/ledger.md).\n"
     )
 
 
