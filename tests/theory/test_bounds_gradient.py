@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.effort import few, heavy
@@ -105,6 +106,24 @@ def test_the_gap_is_the_bias_of_what_trains(case: Case) -> None:
         mean = estimate(problem, reinforce(weight), ALONE, truth=truth).mean
         # Expectations under mu of weights up to e^50; the largest difference seen is 3e-14.
         torch.testing.assert_close(truth - mean, expected, rtol=0, atol=1e-11 * size)
+
+
+@given(cases("normal"), st.integers(0, 9999))
+def test_a_baseline_of_the_prefix_is_free(case: Case, seed: int) -> None:
+    """E_mu[b(y_<t) w_t g_t] = E_mu[b(y_<t) W g_t] = 0 for any b: the gap of R and of R - b is one vector."""
+    problem = case.problem
+    tree, pi, mu = problem.target.tree, problem.target.logp(), problem.logp_mu
+    generator = torch.Generator().manual_seed(seed)
+    # Of the first four tokens' prefixes; constant along an edge's siblings.
+    baseline = [torch.randn(n, 1, generator=generator).expand(-1, tree.num_tokens) for n in tree.sizes]
+    for weight in ("token", "sequence"):
+        edges = tree.zero_edges()
+        for _, paths in tree.chunks():
+            mu_BT, log_w_BT = tree.gather(mu, paths), tree.gather(pi, paths) - tree.gather(mu, paths)
+            log_weight_BT = log_w_BT if weight == "token" else log_w_BT.sum(1, keepdim=True)
+            each_BT = (mu_BT.sum(1, keepdim=True) + log_weight_BT).exp() * tree.gather(baseline, paths)
+            tree.scatter(edges, each_BT, paths)
+        assert float(problem.target.pullback(edges).abs().max()) < 1e-12  # a sum of at most 4^5 terms of order one
 
 
 # ---- discrepancy and staleness ---------------------------------------------------------------------------------------
