@@ -49,7 +49,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     """
     config = config.settled()
     kernels = config.kernels()
-    # Where the config says nothing too: an earlier run of this process may have set more.
+    # Set even where the config is silent: an earlier run in this process may have set more.
     kernels.set_threads(config.threads or 1)
     for broken in probe(kernels):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)

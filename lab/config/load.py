@@ -185,7 +185,7 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
     *blocks, last = key.split(".")
     current: Any = raw
     for depth, name in enumerate(blocks):
-        # A block that is null is begun like one that is absent.
+        # A null block is created, as a missing one is.
         if isinstance(current, dict) and current.get(name) is None:
             current[name] = {}
         current = current[_index(current, name, key)]

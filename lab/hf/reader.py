@@ -54,7 +54,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         _at_least_1(fields, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     latent = _latent(fields) if family.is_latent else None
-    # MLA has no key-value heads of its own: its files may leave the field out.
+    # MLA has no key-value heads of its own, so its files may omit the field.
     num_kv_heads = fields.get("num_key_value_heads") if latent else fields["num_key_value_heads"]
     # transformers 5 states the base of the rotation here, earlier versions beside the other fields.
     rope = fields.get("rope_parameters") or {}

@@ -87,7 +87,7 @@ def exact_p(k1: int, n1: int, k2: int, n2: int, margin: float) -> float:
     """One-sided p of p1 - p2 <= margin from k1 of n1 and k2 of n2: small if p1 - p2 is above the margin."""
     if margin >= 1.0:  # no difference of shares is above 1
         return 1.0
-    if margin < -1.0:  # and each is above anything less than -1
+    if margin < -1.0:  # every difference is above such a margin
         return 0.0
     found = score(n1, n2, margin)
     # The tolerance keeps ties, which rounding separates, in the region.

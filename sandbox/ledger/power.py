@@ -168,7 +168,7 @@ def seeds_needed(prediction: Prediction, sd: float, level: float) -> int | None:
 def _least(found: Callable[[int], float]) -> int | None:
     if math.isnan(found(LEAST)):
         return None
-    # As if power only rose with seeds: an exact test's rises in teeth, so fewer seeds may have POWER, too.
+    # Assumes that power rises with the seeds. An exact test's power is a sawtooth, so fewer seeds may reach POWER.
     low, high = LEAST, SEARCHED
     while low < high:
         middle = (low + high) // 2

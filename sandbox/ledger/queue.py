@@ -84,7 +84,7 @@ def work(
     wanted = missing(cells, store)
     if not wanted:
         return
-    # No retry by Ray: a lost worker is told, and the next queue continues its run from the checkpoint.
+    # No retry by Ray: a lost worker is reported, and the next queue continues its run from the checkpoint.
     task = ray.remote(num_cpus=1, max_retries=0)(run_cell)
     places = jobs or os.cpu_count()
     with ray_session(address, num_cpus=places, object_store_bytes=OBJECT_STORE_BYTES, field="--address"):

@@ -134,7 +134,7 @@ def test_text(outcome: Outcome) -> str:
 
 
 def _factor(logarithm: float) -> float:
-    # exp of a Fieller end may overflow a float, beyond 709.
+    # Beyond 709, exp of an end of Fieller's interval overflows a float.
     return math.exp(logarithm) if logarithm < 700.0 else math.inf
 
 

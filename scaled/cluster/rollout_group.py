@@ -152,7 +152,7 @@ class RolloutGroup(ActorGroup):
             for reference, num_bytes in stored(named_tensors, self.bucket_bytes, self.convert):
                 self.meter.add("transfer/weights_bytes", float(num_bytes))
                 self._weights.append(reference)
-            self.version = version  # before the call: what replaces an engine that is lost in it loads these, too
+            self.version = version  # before the call, so that the replacement of an engine lost in it loads these
             self._call_all("load_weights", self._weights, version)
 
     def staged(self, named_tensors: NamedTensors) -> NamedTensors:
@@ -259,7 +259,7 @@ class RolloutGroup(ActorGroup):
                 "engine %d was lost (%s; its output is in logs/engine-%d.log); another takes its place", i, reason, i
             )
             self.meter.add("rollout/engine_restarts", 1.0)
-            self.cluster.kill(self.actors[i])  # a process that only stands still would keep the place
+            self.cluster.kill(self.actors[i])  # a process that only hangs would keep the place
             self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
             reason, _ = self._answer(self._ask(i, "start", (self.build,))[0], "start")
             if reason is None and self.version >= 0:

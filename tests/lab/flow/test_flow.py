@@ -28,20 +28,6 @@ training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
 """
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
-    """The smallest study with two of everything."""
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(CONFIG)
-    return load_config(path)
-
-
-@pytest.fixture(scope="module")
-def frame(config: FlowConfig) -> pd.DataFrame:
-    """Its rows."""
-    return flow(config)
-
-
 def test_rows_are_the_runs(config: FlowConfig, frame: pd.DataFrame) -> None:
     """A row per observed update of each run; it holds that run's own numbers, and KL(mu || pi) starts where asked."""
     assert len(frame) == 2 * 2 * 2 * 2 * 2 * 3 and len(ends(frame)) == 32

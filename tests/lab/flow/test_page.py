@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.config.load import to_yaml
-from lab.flow import FlowConfig, ends, flow, load_config
+from lab.flow import FlowConfig, ends
 from lab.flow.figures import curves, reward_maps
 from lab.flow.page import render
 from lab.flow.table import focus
@@ -28,20 +28,6 @@ objectives:
 num_minibatches: [1, 2]
 training: {optimizer: sgd, rate: 0.5, num_updates: 4, observe_every: 2}
 """
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> FlowConfig:
-    """A small flow of two errors, three objectives and two N."""
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(CONFIG)
-    return load_config(path)
-
-
-@pytest.fixture(scope="module")
-def frame(config: FlowConfig) -> pd.DataFrame:
-    """Its rows."""
-    return flow(config)
 
 
 @pytest.fixture(scope="module")
