@@ -1,0 +1,7 @@
+"""Claim 44 again: the 36 seeds that a difference of a quarter of the runs needs, instead of 12."""
+
+from __future__ import annotations
+
+from sandbox.claims import c44_beyond_the_border_nothing_holds as first
+
+CLAIM = first.CLAIM.again(52, first_seed=300, num_seeds=36)
