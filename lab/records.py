@@ -37,6 +37,20 @@ from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
 
+def dated_folder(parent: Path, now: datetime, suffix: str = "") -> Path:
+    """A new folder `parent/<UTC time><suffix>`; a taken time is advanced by whole seconds. Raises RecordError."""
+    now = now.astimezone(UTC)
+    while True:
+        path = parent / f"{now:%Y%m%dT%H%M%SZ}{suffix}"
+        with disk_errors(path, "make folder"):
+            parent.mkdir(parents=True, exist_ok=True)
+            try:  # mkdir fails where the folder exists, so that two processes never share one
+                path.mkdir()
+                return path
+            except FileExistsError:
+                now += timedelta(seconds=1)
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One run on disk. Writing raises RecordError (one line: path and reason) where the disk refuses."""
@@ -51,17 +65,7 @@ class RunFolder:
         for part in (name, config_hash):
             if not re.fullmatch(r"\w[\w.+=-]*", part):
                 raise ValueError(f"expected a name of letters, digits and . _ + = -, got {part!r}")
-        parent = Path(root) / name
-        now = now.astimezone(UTC)
-        while True:
-            path = parent / f"{now:%Y%m%dT%H%M%SZ}-{config_hash}"
-            with disk_errors(path, "make folder"):
-                parent.mkdir(parents=True, exist_ok=True)
-                try:  # mkdir fails where the folder exists, so that two processes never share one
-                    path.mkdir()
-                    return RunFolder(path)
-                except FileExistsError:
-                    now += timedelta(seconds=1)
+        return RunFolder(dated_folder(Path(root) / name, now, f"-{config_hash}"))
 
     @staticmethod
     def open(path: Path) -> RunFolder:

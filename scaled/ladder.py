@@ -20,6 +20,7 @@ import torch
 from lab.files import disk_errors
 from lab.ladder import TITLES, SeedMean, seed_mean
 from lab.markdown import markdown_table
+from lab.records import dated_folder
 from lab.tasks import TextTask
 from lab.traces import Trace
 from scaled.checks import check_config, open_task
@@ -126,8 +127,7 @@ def climb(
     if unknown:
         raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")
     check_config(config)
-    logs = Path(config.output) / "ladder" / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    logs.mkdir(parents=True)
+    logs = dated_folder(Path(config.output) / "ladder", datetime.now(UTC))
     if traces is not None:
         with disk_errors(traces, "make folder"):
             traces.mkdir(parents=True, exist_ok=True)
