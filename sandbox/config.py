@@ -133,6 +133,7 @@ class SandboxRun(RunConfig):
         try:
             choose(compiled=True)
         except ConfigError as error:
+            # The messages of sandbox/kernels/compiled/build.py end in "got" and the reason.
             reason = str(error).partition("got")[2].lstrip(": ")
             print(f"compile: auto: using torch's operators; C++ kernels could not be built: {reason}", file=sys.stderr)
             return self.model_copy(update={"compile": None, "threads": None})

@@ -53,6 +53,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     kernels.set_threads(config.threads or 1)
     for broken in probe(kernels):
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
+    # Opened before a folder is made: a path that is wrong leaves no run behind.
     task = open_task(config)
     if config.model.path is None:
         check_memory(config, config.model.build(task.tokenizer.vocab_size))
@@ -68,6 +69,8 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             if is_fresh:  # a run that could not start cannot be continued
                 folder.discard()
             raise
+        # An engine of its own: evaluation loads weights, which would clear the run's prefix cache, and under stale
+        # weights enter its history.
         exact = build_engine(config, learner.model.config, task, ())
         evaluation = Evaluation(config, exact)
         shown = progress_of(progress, config.name, config.num_steps, first)
@@ -76,6 +79,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             if first < config.num_steps:  # else it was killed between its last checkpoint and its verdict
                 _fit(config, folder, learner, recording, first)
         except NonFiniteError as error:
+            # `step` is set as a global step begins, so this is the number of the step that failed.
             number = learner.step + 1
             if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient ends a step before its row
                 folder.append_metrics(number, {"actor/grad_norm": math.inf})
@@ -171,6 +175,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
 def file_hashes(config: SandboxRun) -> list[str]:
     """SHA-256 of the files that the config only names: the model's and the task's."""
     folder, data = config.model.path, getattr(config.task, "path", None)
+    # Sorted: glob's order is the file system's, and these hashes are part of cache keys.
     model = (
         [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
     )
@@ -187,6 +192,7 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         trainer = L.Trainer(
+            # Lightning's default takes a GPU where there is one; the kernels keep their promises on a CPU.
             accelerator="cpu",
             max_epochs=1,
             logger=build_loggers(config.logging.loggers, config.name, folder.path, first),

@@ -32,6 +32,7 @@ def noisy_labels(
 
     E[R'] = R + label_noise (1 - 2 R). Takes one uniform draw per reward from `generator`, also at label_noise 0.
     """
+    # rand lies in [0, 1) and `<` is strict: a noise of 0 flips nothing, one of 1 everything.
     is_wrong_PG = torch.rand(rewards_PG.shape, generator=generator) < label_noise
     return torch.where(is_wrong_PG, 1.0 - rewards_PG, rewards_PG)
 
@@ -66,6 +67,7 @@ def leave_one_out(rewards_PG: Float[Tensor, "P G"]) -> Float[Tensor, "P G"]:
     """
     _require_group(rewards_PG, "leave_one_out")
     G = rewards_PG.shape[1]
+    # By `group_mean`, which is exactly 0 for equal rewards: R_i - (sum_j R_j - R_i) / (G - 1) would leave its rounding.
     return group_mean(rewards_PG) * (G / (G - 1))
 
 
@@ -83,6 +85,7 @@ def opo(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tensor, "P G"]) -> Flo
     weight_PG = lengths_PG.to(rewards_PG.dtype)
     # Averaging deviations keeps the digits that a mean of large rewards would round away.
     centred_PG = group_mean(rewards_PG)
+    # Lengths are whole numbers, so that the clamp acts only on a group without a sampled token.
     baseline_P1 = (weight_PG * centred_PG).sum(1, keepdim=True) / weight_PG.sum(1, keepdim=True).clamp(min=1)
     return centred_PG - baseline_P1
 
@@ -108,6 +111,7 @@ def reinforce_pp_baseline(rewards_PG: Float[Tensor, "P G"], lengths_PG: Int[Tens
 
 def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """x standardised by its mean and sample deviation over tokens; 0 where all are equal."""
+    # Every token has its response's reward: in mean and variance a response counts as often as it has tokens.
     weight_PG = lengths_PG.to(x_PG.dtype)
     # At least 2, so that a batch of one token divides by 1 and not by 0.
     num_tokens = weight_PG.sum().clamp(min=2)
@@ -148,12 +152,16 @@ def optimal_token(
     W_PGT, there_PGT = W_BT.view(P, G, T), there_BT.view(P, G, T)
     # Equal weights turn the baseline into the mean where all W are 0.
     W_PGT = torch.where((W_PGT * there_PGT).sum(1, keepdim=True) > 0, W_PGT, 1.0) * there_PGT
+    # Deviations from the mean, as in `opo`: equal rewards give exactly 0, whatever the weights.
     centred_PG1 = group_mean(rewards_PG).double()[..., None]
+    # Where no response has a t-th token, both sums are 0 and the next line drops the quotient. The floor is below any
+    # sum of energies, and above 0 in float64 alone.
     baseline_P1T = (W_PGT * centred_PG1).sum(1, keepdim=True) / W_PGT.sum(1, keepdim=True).clamp(min=1e-300)
     packed_BT = torch.where(there_PGT, centred_PG1 - baseline_P1T, 0.0).view(P * G, T)
     # The one response that still continues has no other to be compared with.
     alone_PGT = there_PGT & (there_PGT.sum(1, keepdim=True) == 1)
     packed_BT = torch.where(alone_PGT.view(P * G, T), 0.0, packed_BT)
+    # Undoes the gather: each row of `order_BT` is a permutation, so that every position is written once.
     return torch.zeros_like(packed_BT).scatter(1, order_BT, packed_BT).to(rewards_PG.dtype)
 
 

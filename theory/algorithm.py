@@ -49,6 +49,7 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        # theory/loop.py::split_groups cuts P // N groups at a time: a remainder would be sampled and never trained on.
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches: expected a divisor of num_prompts = {self.num_prompts}, got {self.num_minibatches}"
@@ -128,11 +129,13 @@ class Algorithm(SamplingSettings, BatchSettings):
     ] = None
 
     def __post_init__(self) -> None:
+        # BatchSettings', whose `require_ranges` checks the fields of this class as well.
         super().__post_init__()
         if self.overlong_buffer > self.max_tokens:
             raise ValueError(
                 f"overlong_buffer: expected at most max_tokens = {self.max_tokens}, got {self.overlong_buffer}"
             )
+        # Before the checks that read `passes`, which looks the mode up.
         if self.mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {self.mode!r}")
         if self.dynamic_sampling_rounds < 1:

@@ -85,6 +85,7 @@ class UpdateStats:
     features: RouterFeatures | None = None
 
 
+# Possibly a generator, as `predictor.fold` is: an engine can read it only once.
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
@@ -148,6 +149,7 @@ class Task(Protocol):
         ...
 
 
+# theory/turns.py asks isinstance, which looks at names alone: any task with an `observe` has turns.
 @runtime_checkable
 class Environment(Task, Protocol):
     """A task with turns: a response that has ended may be answered, and then continues."""

@@ -17,6 +17,9 @@ from torch import Tensor
 
 # ---- exact, on logits ------------------------------------------------------------------------------------------------
 
+SATURATION = 75.0
+"""Nats up to which a metric follows a product over tokens: a mean of a million such numbers is finite in float32."""
+
 
 def kl_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """KL(p || q) = sum_v p log(p / q) over the last axis, nats, in [0, inf].
@@ -138,6 +141,7 @@ def effective_sample_size(log_weight_BT: Float[Tensor, "*BT"], mask_BT: Bool[Ten
     Takes log-weights and stays in log space, so that no weight overflows. 1 when all weights are equal.
     Raises ValueError on an empty mask. Source: verl's rollout_corr.
     """
+    # Taken out, not set to 0: a log-weight of 0 is a weight of 1.
     log_weight = log_weight_BT[mask_BT]
     if log_weight.numel() == 0:
         raise ValueError(f"effective_sample_size: expected at least 1 True in the mask, got 0 of {mask_BT.numel()}")
@@ -148,6 +152,7 @@ def chi2_token(
     logp_old_BT: Float[Tensor, "B T"], logp_mu_BT: Float[Tensor, "B T"], mask_BT: Bool[Tensor, "B T"]
 ) -> Float[Tensor, ""]:
     """Mean over tokens of rho^2 - 1, rho = old/mu: estimates chi2(old || mu), token ~ mu; in [-1, inf]. verl's name."""
+    # expm1: squaring first and subtracting 1 would lose the digits where the engines nearly agree.
     return masked_mean((2 * (logp_old_BT - logp_mu_BT)).expm1(), mask_BT)
 
 
@@ -156,10 +161,11 @@ def chi2_seq(
 ) -> Float[Tensor, ""]:
     """Mean over responses of (prod_t rho_t)^2 - 1, rho = old/mu: estimates chi2 of the whole responses' distributions.
 
-    The product (verl), not its geometric mean. Rows without a response token are left out. May overflow to inf.
+    The product (verl), not its geometric mean, its square held at e^SATURATION (verl holds its logarithm within 20).
+    Rows without a response token are left out.
     """
     log_product_B = torch.where(mask_BT, logp_old_BT - logp_mu_BT, 0.0).sum(1)
-    return masked_mean((2 * log_product_B).expm1(), mask_BT.any(1))
+    return masked_mean((2 * log_product_B).clamp(max=SATURATION).expm1(), mask_BT.any(1))
 
 
 @torch.no_grad()
@@ -185,6 +191,7 @@ def discrepancy_metrics(
         "rollout_corr/extreme_frac_tau2": extreme_fraction(logp_old_BT, logp_mu_BT, mask_BT, tau=2.0),
         "rollout_corr/probs_diff_mean": masked_mean(probs_diff_BT, mask_BT),
         "rollout_corr/probs_diff_max": probs_diff_BT[mask_BT].max(),
+        # The gap is log old - log mu, verl's difference log mu - log old.
         "rollout_corr/log_ppl_diff": -masked_mean(mean_gap_B, num_tokens_B > 0),
     }
     return {name: float(value) for name, value in values.items()}

@@ -48,6 +48,7 @@ def squared_drift(
         )
     # Without centering, penalty and denominators the gradient in log pi is c alone.
     bare = replace(objective, centering="none", kl_coefficient=0.0, aggregation=AGGREGATIONS["token_sum"])
+    # A leaf of its own: the derivative stops here, and needs neither the caller's graph nor its grad mode.
     leaf_BT = wide(logp_pi_BT.detach()).requires_grad_()
     with torch.enable_grad():
         output = bare(leaf_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1))
@@ -75,6 +76,7 @@ def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, Updat
             objective, stats.logp_pi_BT, minibatch.logp_old_BT, batch.logp_mu_BT, minibatch.advantages_B,
             batch.is_response_BT,
         )  # fmt: skip
+        # Per response, the unit of the standard error: tokens of a response share its advantage and its context.
         sums.append((x_BT.double().sum(1), kept_BT.double().sum(1)))
     x_B, num_B = (torch.cat(parts) for parts in zip(*sums, strict=True))
     num, B = float(num_B.sum()), len(x_B)

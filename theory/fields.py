@@ -53,6 +53,7 @@ def about(cls: type) -> dict[str, About]:
     found: dict[str, About] = {}
     # Bases first, so that a subclass's own words replace theirs.
     for base in reversed(cls.__mro__):
+        # `from __future__ import annotations` leaves strings, and get_type_hints drops Annotated unless told otherwise.
         hints = get_type_hints(base, include_extras=True) if "__annotations__" in vars(base) else {}
         for name in vars(base).get("__annotations__", {}):
             words = [word for word in getattr(hints[name], "__metadata__", ()) if isinstance(word, About)]
@@ -64,6 +65,7 @@ def require_ranges(part: Any, label: str = "") -> None:
     """Raises ValueError for the first number out of range: `{label or its name}: expected ..., got ...`."""
     for name, words in about(type(part)).items():
         value = getattr(part, name)
+        # A value without bounds need not be a number: `betas` is a pair, and some fields may be None.
         if words.bounds and not words.allows(value):
             raise ValueError(f"{label or name}: expected {words.rule(name)}, got {value}")
 

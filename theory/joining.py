@@ -75,8 +75,10 @@ class Parts:
         chosen = part_of_token[torch.randperm(len(part_of_token), generator=draws)[:num_features]]
         whole, kept = RouterFeatures.concat(parts), []
         for number, start in enumerate(whole.offsets[:-1].tolist()):
+            # Sorted, as a response's features are in ascending rows (RouterFeatures).
             order = torch.randperm(len(parts[number].rows), generator=draws)[: int((chosen == number).sum())]
             kept.append(start + order.sort().values)
+        # Row numbers stay: every part counts them from the start of the conversation, which its prompt holds.
         where = torch.cat(kept)
         return whole.at(where, offsets_of([len(where)]))
 

@@ -134,6 +134,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         if advantages_BT is not None:
             # Cut to the mini-batch's own width, as `take` cuts the rest.
             minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, : minibatch.logp_old_BT.shape[1]])
+        # Inside the loop: these facts are about pi, which every update moves.
         minibatch, bounded = prepared(objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen)
         updates.append((minibatch, learner.update(minibatch, bounded, plan)))
     # The cached routes in the order in which the updates took the responses.
@@ -191,10 +192,11 @@ def collect(
         batches.append(batch)
         if len(mixed) >= P:
             break
+    # Never fewer than P: every round draws P groups, mixed or not.
     groups = (mixed + uniform)[:P]
     kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for *_, rewards_G in groups)
     metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
-    # One select per batch, so that a batch whose groups are all kept is not copied.
+    # One select per stretch of one batch's groups, so that a batch whose groups are all kept is not copied.
     parts = [
         batches[n].select([p * G + g for _, p, _ in own for g in range(G)])
         for n, own in groupby(groups, key=lambda group: group[0])
@@ -245,7 +247,9 @@ def old_pass(step: int, algorithm: Algorithm, learner: TrainingEngine, collected
         handed = predictor if collected.predictor is None else collected.predictor
         cached_logits, teacher = rollouts.features, rollouts.features.minus_bias(handed)
     elif passes.old == "predicted" and scores.features is not None:
+        # The pass reports the live logits; its experts were chosen from the biased ones.
         cached_logits, teacher = scores.features.plus_bias(predictor), scores.features
+    # On the same rows as the old pass: routers are compared row by row (RouterFeatures.compared).
     if passes.gradient == "natural":
         gradient = RoutingPlan("natural", feature_rows=rows)
     else:
@@ -271,6 +275,8 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
 def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
     """N lists of response indices: whole groups, in an order drawn from the step's stream; as they came if N = 1."""
     P, G, N = algorithm.num_prompts, algorithm.num_responses, algorithm.num_minibatches
+    # `select` then returns the same responses: only on those can the sandbox train on the graph of its old pass
+    # (sandbox/training/forward.py::Kept.serves).
     if N == 1:
         return [list(range(P * G))]
     order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()

@@ -35,6 +35,7 @@ class OpenGroups:
 
     def end(self, responses: Sequence[int]) -> None:
         """Counts these responses of the call, which have just ended."""
+        # Without `enough` a call may have no draws, and then no group to look up.
         if self._enough:
             self._open.subtract(self._groups[b] for b in responses)
 
@@ -87,6 +88,7 @@ class Backlog:
     def at(step: int, algorithm: Algorithm) -> Backlog:
         """Nothing in progress at this global step, with numbers that no earlier step has used."""
         assert algorithm.oversampling is not None
+        # A round starts at most this many groups, and a step has at most `dynamic_sampling_rounds` rounds.
         most_started = algorithm.num_prompts + algorithm.oversampling.extra_prompts
         return Backlog(step * most_started * algorithm.dynamic_sampling_rounds)
 
@@ -114,6 +116,7 @@ def first_complete(
             waiting += [StartedGroup(number, task.prompts(number, 1)[0]) for number in numbers]
             next_number += len(numbers)
             waiting = continued(engine, waiting, P, algorithm, seed, call=step * rounds + drawn - 1)
+        # `waiting` is in the order of numbers, so that the oldest complete groups are taken.
         taken = [group for group in waiting if group.is_complete][:P]
         is_taken = {group.number for group in taken}
         waiting = [group for group in waiting if group.number not in is_taken]
@@ -127,6 +130,7 @@ def first_complete(
     rewards_PG = torch.stack([rewards_G for _, rewards_G in batch])
     # Spare groups of equal rewards are in neither list: without an advantage they would teach nothing later either.
     left = [*(group for group, _ in mixed[P:]), *waiting]
+    # step + 1 is the version that could next train on them. Sorted, as the next rollout takes the oldest first.
     kept, given_up = split(sorted(left, key=lambda group: group.number), over, step + 1)
     metrics = {
         "sampling/rounds": float(drawn),
@@ -161,6 +165,7 @@ def continued(
 
     Makes no call if enough are complete already.
     """
+    # Complete groups have no draw in the call, so that its `enough` counts the others alone.
     need = enough - sum(group.is_complete for group in groups)
     if need <= 0:
         return list(groups)
@@ -176,10 +181,12 @@ def continued(
     for (i, g), prompt in zip(asked, prompts, strict=True):
         first = len(prompt.tokens) - len(groups[i].prompt.tokens)
         own = derive_seed(seed, "rollout", groups[i].number, g)
+        # Token t has its own place in the response's stream: it draws the same number whichever call samples it.
         draws.append(Draw(own, algorithm.max_tokens - first, first, group=i))
     sampling = Sampling(
         max_tokens=max(draw.max_tokens for draw in draws),
         temperature=algorithm.temperature,
+        # Responses draw from their own seeds; this one is that of an engine's noise in the call.
         seed=derive_seed(seed, "rollout", "call", call),
         num_features=algorithm.predictor.num_positions if algorithm.passes.rollout == "predicted" else 0,
         draws=tuple(draws),

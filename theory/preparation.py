@@ -58,6 +58,7 @@ def prepared(
         return minibatch, objective
     now, experts = None, old.experts
     if minibatch.index > 0 or passes.old == "predicted":
+        # Old's experts, whatever pi would choose: the shift compares both routers on the same ones.
         scored = experts.select(chosen) if objective.uses_router_shift and experts is not None else None
         # Only log-probabilities and the scores of old's experts: neither features nor mu's likeliest tokens.
         asked = replace(plan, feature_rows=None, scored=scored)
@@ -67,6 +68,7 @@ def prepared(
     if objective.m2_budget:
         batch = minibatch.rollouts.padded()
         objective = objective.within_budget(
+            # Without a pass pi is old: no token has moved away, and the budget sets no bound.
             minibatch.logp_old_BT if now is None else now.logp_BT,
             minibatch.logp_old_BT,
             batch.logp_mu_BT,

@@ -162,6 +162,7 @@ class Rollouts:
         """These responses, in this order, with their rows of the routing record and features."""
         indices = list(indices)
         # The whole batch in order: no copy, and the cached padding is kept.
+        # The trainer compares the tuple of responses by identity, too (sandbox/training/forward.py::Kept.serves).
         if indices == list(range(len(self))):
             return self
         return Rollouts(

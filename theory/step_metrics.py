@@ -80,9 +80,11 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
     metrics |= _some(routing, "router_disagreement", "token_disagreement", "sequence_mean_difference")
     # A maximum: 0 only where mu and old agree on every token, so that nothing had to be replayed.
     difference = metrics["rollout_corr/probs_diff_max"]
+    # `is_noop` refuses a nan; the run itself reports it, with the tensors at fault (lab/recording.py).
     is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
     if passes.old == "replay_rollout" and is_compared:
         is_same = routing["routing/router_disagreement"] == 0
+        # `is_noop` counts both records again, so it is asked only where the first count found no difference.
         metrics["routing/noop"] = float(is_same and is_noop(rollouts.experts, scores.natural, difference))
     return metrics
 
@@ -109,6 +111,7 @@ def update_metrics(
 
     batches = [m.rollouts.padded() for m, _ in updates]
     is_response = [batch.is_response_BT for batch in batches]
+    # Packed by the masks, as mini-batches are padded to different widths.
     logp_mu = torch.cat([batch.logp_mu_BT[batch.is_response_BT] for batch in batches])
     logp_pi = torch.cat([stats.logp_pi_BT[mask] for (_, stats), mask in zip(updates, is_response, strict=True)])
     logp_old = torch.cat([m.logp_old_BT[mask] for (m, _), mask in zip(updates, is_response, strict=True)])
@@ -117,6 +120,7 @@ def update_metrics(
     metrics |= staleness_metrics(logp_pi[None], logp_old[None], torch.ones_like(logp_pi, dtype=torch.bool)[None])
 
     natural = [stats.natural for _, stats in updates if stats.natural is not None]
+    # From all updates or not at all: `cached` has the rows of all, and two records are compared row by row.
     if cached is not None and len(natural) == len(updates):
         now = RoutingRecord.concat(natural)
         routing = routing_metrics(cached, now)

@@ -15,6 +15,7 @@ def tempered(logits: Float[Tensor, "*rows V"], temperature: float) -> Float[Tens
     """logits / T, whose softmax is the policy at temperature T > 0, in float32 at least; at T = 1 the same tensor."""
     if temperature == 1:
         return logits
+    # vLLM's sampler divides in float32, too: a quotient rounded to 16 bits would be that of another policy.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
 
 

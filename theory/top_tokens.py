@@ -74,6 +74,7 @@ class TopTokens:
         length_B = self.offsets.diff()
         shape = (len(length_B), int(length_B.max()), self.ids.shape[1])
         exists_BT = torch.arange(shape[1]) < length_B[:, None]
+        # Scorers gather by these ids on observations, too, so that a filler must be a token: -inf marks it instead.
         ids_BTK, logp_BTK = torch.zeros(shape, dtype=torch.int64), self.logp.new_full(shape, -torch.inf)
         ids_BTK[exists_BT], logp_BTK[exists_BT] = self.ids.long(), self.logp
         return ids_BTK, logp_BTK

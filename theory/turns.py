@@ -79,6 +79,7 @@ def _later(sampling: Sampling, turn: int, going: Sequence[_Talk], following: Seq
     for talk, prompt in zip(going, following, strict=True):
         # Tokens that are left after the earlier turns and their observations.
         room = sampling.max_tokens - (len(prompt.tokens) - len(talk.prompt.tokens))
+        # A stream per turn, read from its start: `first` is 0, though the prompt holds sampled tokens.
         draws.append(Draw(derive_seed(sampling.seed, "turn", turn, talk.number), room))
     seed = derive_seed(sampling.seed, "turn", turn)
     longest = max(draw.max_tokens for draw in draws)

@@ -203,6 +203,7 @@ def _time(
         order = range(len(pieces))
         # Alternate the direction, so that no side always runs right after the same other one.
         for i in order if done % 2 == 0 else reversed(order):
+            # Before every call: sides that use other kernels leave another number of torch's threads.
             pieces[i].set_threads(threads)
             start = time.perf_counter()
             pieces[i].call()

@@ -43,6 +43,7 @@ def moe_updates() -> Callable[[], object]:
     forest = Forest.uniform(PrefixTree(MOE_VOCABULARY, MOE_LENGTH), MOE_PROMPTS)
     generator = stream(0, "benchmark", "exact training", "moe")
     task = ExactTask(forest, REWARDS["sparse"](forest, generator))
+    # One position more for the second token of the prompts, as in sandbox/exact/flow.py.
     model = MoeModel().build(MOE_VOCABULARY, MOE_LENGTH + 1, generator)
     prompts = [Prompt(f"{token}", (token, 0), answer="") for token in range(MOE_PROMPTS)]
     first = MoePolicy.of(forest, model, prompts)

@@ -107,6 +107,7 @@ class EvenTokens:
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """Random tokens; the same ones for the same step."""
         draws = stream(SEED, "bench-prompts", step)
+        # From 2 on: token 0 pads, and 1 ends a response.
         tokens_PS = torch.randint(2, MODEL.vocab_size, (num_prompts, self.work.prompt_tokens), generator=draws)
         return [Prompt(f"{step}-{p}", tuple(tokens_S), "") for p, tokens_S in enumerate(tokens_PS.tolist())]
 
@@ -168,6 +169,7 @@ class Sandbox:
             SandboxEngine(MODEL, (), kernels=model.kernels),
         )
         hand_over(algorithm, engine, trainer, version=0)
+        # Always step 0: the same prompts, draws and, at a learning rate of 0, weights in every repetition.
         return lambda: global_step(0, algorithm, engine, trainer, self.task, SEED)
 
 
@@ -219,6 +221,7 @@ class Transformers:
             model_class: Any = transformers.Qwen3MoeForCausalLM
             self.model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.set_experts_implementation("grouped_mm")
+        # No end token and a least length: both sides sample every response to its full length.
         self.generation = transformers.GenerationConfig(
             max_new_tokens=work.max_tokens,
             min_new_tokens=work.max_tokens,

@@ -162,7 +162,7 @@ def _candidates(metric: str, relative: bool, rows: Sequence[Row]) -> list[AlarmR
     if not len(values):
         return []
     limits = np.unique(np.quantile(values, np.linspace(0.0, 1.0, GRID)))
-    # Rounded to the digits of `Rule.words`, so that the rule on the page is the one that was tried.
+    # Rounded to the digits of `AlarmRule.words`, so that the rule on the page is the one that was tried.
     return [AlarmRule(metric, relative, float(f"{WATCHED[metric] * limit:.3g}")) for limit in limits]
 
 
@@ -172,6 +172,7 @@ def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " window
     values = np.array([math.nan if value is None else value for value in series], dtype=np.float64)
     if relative and len(values):
         base = values[:BASE].mean()
+        # A base of nan (a window without a value) or 0 leaves no ratio: the relative rule stays silent.
         values = values / base if base > 0 else np.full_like(values, math.nan)
         values[:BASE] = math.nan
     return WATCHED[metric] * values

@@ -56,7 +56,7 @@ class BorderFit:
 
 
 def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[BorderFit]:
-    """A Fit per candidate, the least deviance first; ValueError if no run or every run collapsed.
+    """A BorderFit per candidate, the least deviance first; ValueError if no run or every run collapsed.
 
     `runs` has the columns of `table.runs`; runs with an exact engine, whose gap has no logarithm, are left out.
     """
@@ -96,9 +96,11 @@ def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> BorderFit:
     null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
     # Runs of one seed share an initial model, so the bootstrap draws seeds.
     groups = [np.flatnonzero(runs["seed"].to_numpy() == seed) for seed in runs["seed"].unique()]
+    # A fixed seed: the page comes out the same from the same rows.
     generator, borders = np.random.default_rng(0), []
     for _ in range(num_draws):
         drawn = np.concatenate([groups[i] for i in generator.integers(len(groups), size=len(groups))])
+        # Seeds whose runs all end alike have no border.
         if 0 < y[drawn].sum() < len(drawn):
             slope = logistic(x[drawn], y[drawn])
             borders.append(_border(*slope))

@@ -115,6 +115,7 @@ def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
     """The alarm chosen on Countdown, tried on another task, sums; empty without runs."""
     own = [row for row in rows.values() if row["regime"] == regime.name]
     chosen = choose([row for row in own if row["seed"] < FRESH and not is_on_sums(row)])
+    # Of all seeds: no run on sums had a part in the choice.
     others = [row for row in own if is_on_sums(row)]
     if not chosen or not others:
         return ""

@@ -279,6 +279,7 @@ def _alarm(rows: Mapping[str, Row], regime: Regime) -> str:
         fresh = mean_score([*by_n.values()])
         lines.append((rule.words, f"{score:.2f}", f"{fresh:.2f}", told, false, lead))
         weak = " One limit is a weak alarm." if fresh < WEAK else ""
+        # Of the first rule alone: the best on the runs on which the rules were chosen.
         said = said or SAID.format(metric=rule.words, told=told, false=false, by_n=_by_n(by_n), weak=weak)
     if not lines:
         return ""

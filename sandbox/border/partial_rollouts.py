@@ -33,6 +33,7 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
     """The section, with collapsed runs and the mean accuracy with its 95% Student interval; empty without runs."""
     lines = []
     for name, arm in ARMS.items():
+        # By key, which covers the regime: rows of other regimes and of an arm's former config drop out.
         own = [row for cell, row in rows.items() if row["arm"] == arm.name and cell == key(regime, arm, row["seed"])]
         if len(own) < 2:
             continue

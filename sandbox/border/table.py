@@ -74,6 +74,7 @@ def _place_of_arm(regime: Regime) -> dict[str, tuple[str, str, int, str]]:
 def _changes(regime: Regime, arm: Arm) -> tuple[frozenset[tuple[str, str]], int]:
     """Everything in which an arm's config differs from the regime's, the regime's own gradient clipping included."""
     changes = dict(arm.changes)
+    # The regime's clipping first: an arm that states its own keeps it, as in `cells._unseeded`.
     norm = dict(regime.norms).get(changes.get("algorithm.objective.preset", ""))
     return frozenset((({} if norm is None else {MAX_GRAD_NORM: norm}) | changes).items()), arm.num_minibatches
 

@@ -23,6 +23,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results" / "claims"
 
 CLAIMS: tuple[Claim, ...] = tuple(
     importlib.import_module(f"{__name__}.{module.name}").CLAIM
+    # By name, hence by number: the names have two digits.
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name)
     if module.name not in ("arms", "border_arms")
 )

@@ -58,6 +58,7 @@ def at(gap: str, remedy: str, n: int, preset: str = "grpo") -> Arm:
     replay, is_weighted = REMEDIES[remedy]
     engine, norm = GAPS[gap], NORMS[preset]
     changes = () if engine is None else (("engine.defects", engine),)
+    # GRPO's clipping is that of the regime's file (configs/claims/border.yaml), so its arms need not state it.
     changes += () if norm == "1.0" else (("algorithm.optimizer.max_grad_norm", norm),)
     changes += (TIS,) if is_weighted else ()
     words = [gap, *(["tis"] if is_weighted else [])]

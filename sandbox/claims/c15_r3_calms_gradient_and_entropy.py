@@ -20,6 +20,7 @@ CLAIM = Claim(
             control=arm("grpo"),
             measure=GRAD_NORM,
             expected="less",
+            # Of the size that 40 seeds can detect, here and below (docs/decisions/0007).
             margin=1.5,
             scale="ratio",
         ),

@@ -27,6 +27,7 @@ CLAIM = Claim(
     sentence="R3 costs at most 3.45% of a step, and rollouts of several turns with cached routes are no slower.",
     source="R3 (arXiv 2510.11370) sec. 4.2, 5.3, App. D and F",
     home="paper",
+    # No fresh seeds: by `--power` it needs more than the 40 that are within reach (docs/decisions/0007).
     predictions=(
         Prediction(
             words="a global step of GRPO + R3 takes at most 1.0345 times as long",

@@ -20,6 +20,7 @@ CLAIM = Claim(
             control=arm("grpo", "R2", 8),
             measure=ROUTE_KL,
             expected="less",
+            # Of the size that 40 seeds can detect (docs/decisions/0007).
             margin=1.1,
             scale="ratio",
         ),

@@ -18,6 +18,7 @@ CLAIM = BorderClaim(
             control=(at("r0.5", "none", 8), at("exact", "none", 1)),
             measure=AREA,
             expected="more",
+            # Half of 0.05: a side of two arms is their mean, so the effect is half of the interaction.
             margin=0.025,
             planned=0.1,
         ),
@@ -27,6 +28,7 @@ CLAIM = BorderClaim(
             control=at("r0.5", "none", 1),
             measure=AREA,
             expected="at_most",
+            # In `border` "at most" has a margin of 0.1, and "by" one of 0.05 (docs/decisions/0008).
             margin=0.1,
         ),
         Prediction(

@@ -49,6 +49,7 @@ CLAIM = BorderClaim(
         ),
     ),
     num_seeds=15,
+    # MiniRL at N = 1 has no prediction: with an SD of 0.14 a hundred seeds would not decide it (docs/decisions/0008).
     also=(at("r0.5", "none", 1, "minirl"), at("r0.5", "none", 1, "minirl_no_is")),
     also_seeds=8,
 )

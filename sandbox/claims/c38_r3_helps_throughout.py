@@ -35,6 +35,7 @@ CLAIM = BorderClaim(
                 margin=margin,
                 planned=planned,
             )
+            # The sign alone at N = 16, where R3 was at 0.14 on exploratory seeds (docs/decisions/0008).
             for n, margin, planned in ((4, 0.05, 0.15), (8, 0.05, 0.15), (16, 0.0, 0.1))
         ),
     ),

@@ -39,5 +39,6 @@ CLAIM = BorderClaim(
         ),
     ),
     num_seeds=40,
+    # Claim 37 has these arms on the 15 seeds before.
     first_seed=FRESH + 15,
 )

@@ -32,5 +32,6 @@ CLAIM = BorderClaim(
         ),
         most_collapse("exact engine, 16 responses per update", of_batch(at("exact", "none", 8), 16), planned=0.45),
     ),
+    # The number for a power of 80% (docs/decisions/0008).
     num_seeds=26,
 )

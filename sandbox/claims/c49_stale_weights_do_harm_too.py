@@ -31,5 +31,6 @@ CLAIM = BorderClaim(
             planned=0.1,
         ),
     ),
+    # The number for a power of 80% (docs/decisions/0008).
     num_seeds=31,
 )

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from sandbox.claims import c47_long_responses_fall_sooner as first
 
+# 33 seeds: the power is 85% if 6 of 14 long runs and no others collapse, as in the first trial.
 CLAIM = first.CLAIM.again(53, first_seed=300, num_seeds=33)

@@ -58,6 +58,7 @@ def round_nvfp4(x: Tensor, amax: Tensor) -> Tensor:
 
 def round_fp4(x: Tensor) -> Tensor:
     """x rounded to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives (E2M1), ties to the even mantissa."""
+    # Clamped: a block scale that was rounded down leaves quotients above 6.
     magnitude = x.abs().clamp(max=FP4_MAX)
     step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
     # `round` takes ties to the even multiple of the step, whose mantissa bit is 0 at every step size.

@@ -67,6 +67,7 @@ class BlockPrecision(Defect):
             return round_fp8_ue8m0(stacked_nOI, amax_of_blocks(stacked_nOI, FP8_BLOCK, FP8_BLOCK))
         if self.format == "mxfp8":
             return round_mxfp8(stacked_nOI)
+        # One float32 scale per matrix: the stack of equal shapes is only how defects are handed weights.
         return round_nvfp4(stacked_nOI, stacked_nOI.abs().amax(dim=(1, 2), keepdim=True))
 
     def numerics(self, generator: Generator) -> Numerics:

@@ -122,6 +122,7 @@ class TopLog:
     def add(self, rows_A: Int[Tensor, " A"], logp_AV: Float[Tensor, "A V"]) -> None:
         """Keeps the top of the distributions under which these responses' next tokens are scored."""
         self._rows.append(rows_A)
+        # Packed as one response: `take` puts the rows in order and sets the offsets of the real ones.
         self._steps.append(TopTokens.of(logp_AV, self.num, torch.tensor([0, len(rows_A)])))
 
     def take(self, lengths_B: Int[Tensor, " B"]) -> TopTokens:

@@ -102,6 +102,7 @@ def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iter
     if not changing:
         yield from named_tensors
         return
+    # All weights are read before the first is given back: a shape may recur in the last layer.
     groups: dict[tuple[torch.Size, torch.dtype], list[tuple[str, Tensor]]] = defaultdict(list)
     for name, tensor in named_tensors:
         # By dtype too: a stack would widen the narrower ones.

@@ -1,8 +1,7 @@
 """The sandbox's rollout engine: KV-cached sampling that records the routing of every input token.
 
 Without defects its results equal the training engine's bit for bit, alone or in any batch; each defect departs from
-that in one named way. Extra letters: A active rows of a decoding step, W rows of a response's buffer; n nodes and Y
-responses of a tree (theory/exact/tree.py).
+that in one named way. Extra letters: A active rows of a decoding step.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ class SandboxEngine:
             load_hf(self.model, stored)
         else:
             version = self.history.push(stored, version, self.model)
+        self.first.keep()
         if self.prefixes is not None:
             self.prefixes.clear()  # its keys and values are those of the old weights
         self.version = version
@@ -121,6 +121,7 @@ class SandboxEngine:
         buffers = empty_buffers(prompts, G, T, self.model.config, self.model.norm.dtype, keeps_features, num_top)
         open_groups = OpenGroups(sampling)
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
+        # After a switch the KV cache has keys of the newest weights: the prefix cache holds those of `self.model`.
         prefixes = None if switch is not None else self.prefixes
         active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
         for t in range(T):
@@ -150,6 +151,7 @@ class SandboxEngine:
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
                 running_A = running_A[kept]
+            # This iteration's decoding step gives the logits of position t + 1.
             if t + 1 == switch:
                 cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
             model = self.model if switch is None or t + 1 < switch else self._newest()
@@ -209,6 +211,7 @@ class SandboxEngine:
         """The arithmetic of one call: the trainer's, then each defect's, which draws from its own stream."""
         parts, seen = [self.base], Counter[str]()
         for defect in self.defects:
+            # By kind and count: a defect's draws do not change with the kinds beside it.
             name = type(defect).__name__
             parts.append(defect.numerics(stream(seed, "defects", name, seen[name])))
             seen[name] += 1
@@ -249,6 +252,7 @@ class SandboxEngine:
             # Without the token that was just sampled: it is the next decoding step's input.
             sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
         fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
+        # Without a recorder: a row keeps the route of the pass that computed its successor.
         self._newest().forward_hidden(padded(sequences), numerics=numerics, cache=fresh)
         fresh.truncate(cache.lengths_B)
         return fresh
@@ -279,6 +283,7 @@ class SandboxEngine:
         cdf_AV = torch.softmax(drawn_AV, -1).cumsum(-1)
         target_A1 = draws_A[:, None] * cdf_AV[:, -1:]
         # right: a draw of 0 then takes no token of probability 0.
+        # Only NaN needs the clamp: its search ends at V. The loop reports NaN itself, with the step.
         return torch.searchsorted(cdf_AV, target_A1, right=True)[:, 0].clamp(max=drawn_AV.shape[1] - 1)
 
     def load_model(self, model: MoE, version: int) -> None:
@@ -295,6 +300,7 @@ def _draws(sampling: Sampling, B: int) -> tuple[Float[Tensor, "B T"], Int[Tensor
     draws_BT = torch.zeros(B, T, dtype=torch.float64)
     for b, draw in enumerate(sampling.draws):
         generator = stream(draw.seed, "sampling")
+        # From the start of the stream: earlier parts have used its first numbers.
         own = torch.rand(draw.first + draw.max_tokens, dtype=torch.float64, generator=generator)
         draws_BT[b, : draw.max_tokens] = own[draw.first :]
     return draws_BT, limits

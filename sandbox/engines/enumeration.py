@@ -107,6 +107,7 @@ def walk(
         cache, tokens_n, buffers = cache.repeat(W), torch.arange(W).repeat(num_parents), buffers.repeat(W)
         logits_nV = engine.decode(model, tokens_n, torch.arange(num_parents * W), cache, numerics, buffers)
         logp.append(torch.log_softmax(engine.scored(logits_nV, temperature), -1))
+    # The last token is never an input, so it has no row.
     return Walk(logp, buffers, lengths[0] + tree.max_length - 1)
 
 

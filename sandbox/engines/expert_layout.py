@@ -46,6 +46,7 @@ class ExpertLayout(Defect):
     def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         found = {name: match for name in names if (match := NAME.fullmatch(name))}
         # The last layers of this stack: `kept_weights` hands over the tensors of one shape at a time.
+        # With 0 layers the slice would begin at -0 and take all of them.
         hit = sorted({int(match[2]) for match in found.values()})[-self.layers :] if self.layers else []
         num_experts = 1 + max((int(match[3]) for match in found.values()), default=0)
         place = {name: i for i, name in enumerate(names)}

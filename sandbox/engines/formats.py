@@ -69,6 +69,7 @@ def round_int4(x: Tensor, amax: Tensor) -> Tensor:
 
 def _round_int(x: Tensor, amax: Tensor, largest: float) -> Tensor:
     scale = _scale(amax, largest)
+    # Without a clamp: `amax` bounds |x|, so the largest quotient is `largest` to within rounding.
     return (x / scale).round() * scale
 
 

@@ -61,16 +61,24 @@ class FirstWeights:
     def __init__(self, defects: Sequence[Defect]):
         self._defects = [defect for defect in defects if isinstance(defect, PartialWeights)]
         self._first: dict[str, Tensor] = {}
+        self._new: dict[str, Tensor] = {}
 
     def arrived(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        """The tensors as they arrive: a withheld one is replaced by the first of its name."""
+        """The tensors as they arrive: a withheld one is replaced by the first of its name, once that was kept."""
+        self._new = {}
         for name, tensor in named_tensors:
             if not any(defect.withholds(name) for defect in self._defects):
                 yield name, tensor
                 continue
             if name not in self._first:
-                self._first[name] = tensor.detach().clone()
-            yield name, self._first[name]
+                # A clone: the caller may hand over live weights, which its next update changes in place.
+                self._new[name] = tensor.detach().clone()
+            yield name, self._first.get(name, tensor)
+
+    def keep(self) -> None:
+        """Keeps the first values that came with the last hand-over; a refused one leaves none."""
+        self._first |= self._new
+        self._new = {}
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state that a resumed run needs besides the newest weights."""

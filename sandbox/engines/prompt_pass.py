@@ -63,6 +63,7 @@ def run_prompts(
 
 def _passes(prompts: Sequence[Prompt], found: Sequence[CachedPrefix | None], limit: int) -> Iterator[list[int]]:
     """Prompts grouped by forward pass; padded to the pass's longest part, none may reach beyond `limit`."""
+    # These begin at 0: padded to the longest of them, none is longer than a prompt that fits.
     missed = [p for p, hit in enumerate(found) if hit is None]
     if missed:
         yield missed

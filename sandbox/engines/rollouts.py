@@ -56,6 +56,7 @@ def _features(
     if buffers.features is None:
         return None
     rows_B = [sampling_rows(len(r.prompt.tokens), r.is_response) for r in responses]
+    # Streams apart from the tokens': asking for features changes no token.
     if sampling.draws:
         generators = [stream(draw.seed, "features") for draw in sampling.draws]
         each = zip(rows_B, generators, strict=True)

@@ -71,7 +71,8 @@ class StaleWeights(Defect):
 
     def switch_position(self, max_tokens: int) -> int | None:
         """The first response position that the newest weights sample; None if there is none."""
-        position = math.ceil(self.switch_at * max_tokens)
+        # Rounded first: 0.55 of 100 is 55.000000000000007 in float64.
+        position = math.ceil(round(self.switch_at * max_tokens, 9))
         return position if self.versions > 0 and position < max_tokens else None
 
 
@@ -96,6 +97,7 @@ class WeightHistory:
         """
         if self._sets and version < max(self._sets):
             raise ValueError(f"load_weights: expected a version of at least {max(self._sets)}, got {version}")
+        # Before the set is stored: if it raises, the history is as it was.
         load_hf(self.newest, named_tensors)
         # Clones: the next hand-over writes into the same parameters.
         self._sets[version] = {name: tensor.clone() for name, tensor in self.newest.state_dict().items()}

@@ -93,6 +93,7 @@ class WeightPrecision(Defect):
     def _amax(self, stacked: Float[Tensor, "n ..."]) -> Tensor:
         if self.scale == "block":
             return amax_of_blocks(stacked, self.block_size, self.block_size)
+        # A file's matrices are (out, in): each row is one output.
         if self.scale == "channel":
             return amax_of_rows(stacked)
         # One scale per matrix of the stack.

@@ -93,6 +93,7 @@ def trainable(model: MoE) -> list[torch.nn.Parameter]:
 def random_direction(model: MoE, generator: torch.Generator) -> Float[Tensor, " Q"]:
     """A standard normal number per trainable parameter, in the order of `named_parameters`."""
     num = sum(parameter.numel() for parameter in trainable(model))
+    # Drawn in float64 whatever the model's dtype: a draw in float32 would be another direction.
     return torch.randn(num, generator=generator, dtype=torch.float64).to(model.norm.dtype)
 
 
@@ -174,6 +175,7 @@ def moe_problem(
     rollout = rollout_engine(model, engine, tree)
     hand_over(algorithm, rollout, learner, version=0)
     rollouts = rollout.enumerate(prompt, tree, seed, temperature)
+    # All responses as one group: an old pass does not read rewards.
     old = old_pass(0, algorithm, learner, Collected(rollouts, reward_Y[None], {}), seed)
     now = model if step_Q is None else moved(model, step_Q)
     target = target_policy(now, tree, prompt, temperature) if target is None else target
@@ -189,6 +191,7 @@ def moe_problem(
     mu_Y = tree.log_probabilities(logp_mu).exp()
     return RoutedProblem(
         target, logp_mu, edges_of(tree, old.scores.logp_BT), reward_Y, trained,
+        # A token's shift is that of the row that predicts it, hence the same for all V tokens of a node.
         [each_nV[:, 0] for each_nV in edges_of(tree, shift_YT)],
         mode=mode,
         differs_Y=_differing_pairs(used.experts, target.experts) > 0,

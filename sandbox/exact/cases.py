@@ -58,6 +58,7 @@ class MoeModel(Strict):
 
     def build(self, num_tokens: int, max_length: int, generator: torch.Generator) -> MoE:
         """A model with random weights, in float64; ValueError for sizes that do not fit together."""
+        # One more position for a prompt of one token; flow.py, whose prompts have two, adds the second to `max_length`.
         sizes = ModelConfig(vocab_size=num_tokens, max_positions=max_length + 1, **self.model_dump())
         return MoE(sizes, generator).to(torch.float64)
 

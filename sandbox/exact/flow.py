@@ -101,6 +101,7 @@ def moe_problem_of(config: FlowConfig, number: int) -> tuple[ExactTask, MovableP
     """The contexts and rewards of one problem, and its first policy."""
     assert isinstance(config, SandboxFlow), f"a flow of the sandbox, got {type(config).__name__}"
     block, generator = config.problems, stream(config.seed, "flow", "problem", number)
+    # One generator, in this order: rewards before weights. Another order would give every seed other problems.
     task = task_of(config, generator)
     # Positions: the second token of the prompt, and `length` for the responses.
     model = block.policy.model.build(block.num_tokens, block.length + 1, generator)

@@ -29,6 +29,7 @@ from theory.preparation import prepared
 from theory.routing.passes import ModePlan, RoutingPlan
 from theory.routing.record import RoutingRecord
 
+# Any floor will do: it makes the old pass keep its scores, and this objective is never computed.
 SHIFTED = preset("grpo", router_shift_floor=0.5)
 """An objective whose old pass keeps its routers' scores."""
 
@@ -58,6 +59,7 @@ def routed_policy(model: MoE, tree: PrefixTree, rollouts: Rollouts, plan: Routin
         rows = [learner.token_gradients(rollouts.select(b), plan.select(b), t) for b in owner_nV.tolist()]
         values.append(torch.stack([logp_V for logp_V, _ in rows]).double())
         jacobians.append(torch.stack([gradient_VQ for _, gradient_VQ in rows]).double())
+    # Another pass for the record: those above take a few responses each, and drop their routes.
     experts = learner.score(rollouts, plan).experts
     assert experts is not None, "a model with MoE layers was scored without a record of its routes"
     return RoutedPolicy(tree, tuple(values), tuple(jacobians), experts)
@@ -98,6 +100,7 @@ def edges_of(tree: PrefixTree, values_YT: Float[Tensor, "Y T"]) -> list[Float[Te
 
 def natural_logp(model: MoE, tree: PrefixTree, prompt: Prompt) -> list[Float[Tensor, "_n V"]]:
     """log pi of every edge, naturally routed, without its gradient."""
+    # From the exact engine, whose bits are the trainer's: one walk, where `routed_policy` takes a backward per edge.
     return edges_of(tree, exact_rollouts(model, tree, prompt).padded().logp_mu_BT)
 
 

@@ -218,8 +218,10 @@ class MoeEngine:
         keeps = algorithm.passes.rollout == "predicted"
         # A repeated prompt has noise of its own: one walk makes all K draws, in shared passes.
         found = engine.walk(now.prompts * self.num_draws, forest.tree, self.seed, temperature, keeps)
+        # The walk's roots are draw-major, and children stay with their parents: a chunk of any depth is one draw.
         logp_mu = list(zip(*(x_nV.double().chunk(self.num_draws) for x_nV in found.logp), strict=True))
         record = found.record(now.model)
+        # From the row of the prompt's last token on, which predicts the first response token: `row_weights`' rows.
         features = found.features(now.model, len(now.prompts[0].tokens) - 1) if keeps else None
         learner, shared, rollouts = learner_of(now.model, self.mode, predictor), None, []
         for k, mu in enumerate(logp_mu):
@@ -248,6 +250,7 @@ class MoeEngine:
             assert teacher is not None and live is not None and rollout.weight_F is not None, "a pass without features"
             teachers.append(teacher)
             logits.append(live.logits.detach())
+            # Each draw of the noise counts 1 / K: over all draws the weights sum to 1, as the trainer expects.
             weights.append(rollout.weight_F / len(rollouts))
         weight_F = torch.cat(weights).to(logits[0])
         features, rate = RouterFeatures.concat(teachers), self.predictor_rate
@@ -262,6 +265,7 @@ class MoeEngine:
         if not PASSES[self.mode].trains_predictor:
             return None
         if self._trainer is None:
+            # Multiplier 1: `learn` gives the predictor's own rate, where a run gives the model's.
             sizes, settings = model.config, PredictorSettings(learning_rate_multiplier=1.0)
             self._trainer = PredictorTrainer(
                 sizes.moe_layers, sizes.hidden_size, sizes.num_experts, settings, dtype=model.norm.dtype

@@ -31,6 +31,7 @@ class _NoContext:
         pass
 
 
+# One for all calls: a tensor that a forward set on it as an attribute would never be freed.
 _NO_CONTEXT = _NoContext()
 
 
@@ -47,6 +48,7 @@ class _RMSNorm(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight, rstd = ctx.saved_tensors
+        # Computed again: kept from the forward pass, it would be a second tensor as large as x.
         normed = torch.mul(x, rstd)
         product = torch.mul(grads[0], normed)
         # Before `product` is overwritten below. The sum is over the axes in front of the weight's own.
@@ -105,6 +107,7 @@ class _Rotate(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         cos, sin = ctx.saved_tensors
         # The transpose of x -> x cos + swapped(x) sin: swapping the halves of this table changes its sign.
+        # `grads[0]` itself is left alone: autograd may hand the same tensor to another function.
         return (grads[0] * cos).sub_(_swapped(grads[0]).mul_(sin)), None, None
 
 

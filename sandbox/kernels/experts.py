@@ -34,6 +34,7 @@ def _plan(experts_NK: Tensor, num_experts: int) -> _Plan:
     expert_M = experts_NK.numpy().astype(np.int16).T.reshape(K * N)
     order_M = expert_M.argsort(kind="stable")
     count_E = np.bincount(expert_M, minlength=num_experts)
+    # A group without tokens gets no padding: no row of it would be read.
     size_E = np.maximum(count_E, MIN_ROWS) * (count_E > 0)
     end_E = size_E.cumsum()
     # A pair's row: its rank among the sorted pairs plus the padding of the groups before its own.
@@ -110,6 +111,7 @@ def _grouped_mm(x_RD: Tensor, weight_EDO: Tensor, ends_E: Tensor) -> Tensor:
     _, width, num_out = weight_EDO.shape
     if width % ALIGNMENT == 0 and num_out % ALIGNMENT == 0:
         return _fused_mm(x_RD, weight_EDO, offs=ends_E)
+    # The operator refuses strides that are no multiple of 16 bytes; the zeros add nothing to a sum.
     return _fused_mm(aligned(x_RD, -1), aligned(aligned(weight_EDO, -1), -2), offs=ends_E)[:, :num_out]
 
 

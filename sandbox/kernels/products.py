@@ -103,6 +103,7 @@ def attention(
     scores = torch.bmm(_repeated(q), k.transpose(1, 2))[:, : G * S].view(B, h, G, S, P)
     # In place, except where padding rows were sliced off: the copy made here saves the softmax from making one.
     add = scores.add_ if scores.is_contiguous() else scores.add
+    # Repeated again: the slice above dropped the added rows, and the product with v has as few.
     probs = _repeated(add(bias_BSP[:, None, None]).softmax(dim=-1).view(B * h, G * S, P))
     # Blocks of fixed size, added in order: a row's split does not depend on how many keys its neighbours have.
     if P <= KEY_BLOCK:

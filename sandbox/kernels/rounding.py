@@ -27,6 +27,7 @@ class RoundingStep:
     def __post_init__(self) -> None:
         assert (self.scale == "block") == (self.block_size > 0), f"{self.scale} of {self.block_size}"
         is_scaled = self.scale != "unit"
+        # FP8 goes with and without a scale; INT8 needs one (its steps of 1 are too coarse), bf16 and fp16 have none.
         assert self.format == "fp8_e4m3" or is_scaled == (self.format == "int8"), f"{self.format} per {self.scale}"
 
 

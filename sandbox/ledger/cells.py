@@ -126,6 +126,7 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
     if norm is not None and all(name != MAX_GRAD_NORM for name, _ in arm.changes):
         apply(raw, ((MAX_GRAD_NORM, norm),))
     _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
+    # After `_spread`: a smoke run's numbers of steps are those that it states, for every N.
     apply(raw, changes)
     return json.dumps({name: value for name, value in raw.items() if name not in NOT_HASHED})
 
@@ -215,6 +216,7 @@ class Cells:
         for number, line in enumerate(whole_lines(self.path), start=1):
             try:
                 found = json.loads(line)
+                # The first row of a cell counts: a later one, of another machine, changes no verdict that was read.
                 rows.setdefault(found["cell"], found)
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}:{number}: expected the row of a cell, got {line[:60]!r}") from error

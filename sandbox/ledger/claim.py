@@ -186,6 +186,7 @@ class Claim:
 
     def again(self, number: int, first_seed: int, num_seeds: int) -> Claim:
         """A second trial: the same predictions at home alone, on seeds that no claim has used."""
+        # All of its seeds are fresh: `deciding` then reads `first_seed` and `num_seeds`, and not `fresh_seeds`.
         return replace(
             self, number=number, name=f"{self.name}_again", repeats=self.number, regimes=(self.home,), seeds_in={},
             first_seed=first_seed, num_seeds=num_seeds, fresh_seeds=0, fresh_from=FRESH, also=(), also_seeds=0,
@@ -217,6 +218,7 @@ class Claim:
         """Every arm with each of its seeds in a regime; arms for figures only have `also_seeds`."""
         few = (self.also_seeds or self.num_seeds) if asked is None else asked
         seen, fresh = self.seen(regime, asked), self.deciding(asked) if regime == self.home else range(0)
+        # Arms without a prediction decide nothing: they take exploratory seeds where the claim has any.
         drawn = (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
         return [(arm, seed) for arm in self.arms for seed in (drawn if self.is_drawn_alone(arm) else (*seen, *fresh))]
 

@@ -46,6 +46,7 @@ class Wanted:
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.places]
         found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
                  for c, r in places for arm, seed in self.runs(c, r.name)]  # fmt: skip
+        # By the first two alone: cells have no order, and a stable sort leaves each seed's in the order of the claims.
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
     def findings(self, rows: Mapping[str, Row]) -> list[Finding]:

@@ -88,6 +88,7 @@ def moments(
     a = float(np.mean([column.mean() for column in left]))
     b = float(right) if isinstance(right, float | int) else float(np.mean([column.mean() for column in others]))
     if test == "paired":
+        # A number is a column of zeros: it has neither variance nor covariance.
         other = np.mean(others, axis=0) if others else np.zeros(n)
         (aa, ab), (_, bb) = np.cov(np.mean(left, axis=0), other) / n
         return ContrastMoments(a, b, float(aa), float(ab), float(bb), n - 1.0, n, test if others else "one sample")
@@ -130,6 +131,7 @@ class RatioOfMeans(Effect):
     def _at(self, bound: float) -> Effect:
         rho, one = math.exp(bound), self.of
         assert one is not None
+        # With the degrees of freedom at the estimate, as in the interval, so that test and interval agree.
         scaled = ContrastMoments(one.a, rho * one.b, one.aa, rho * one.ab, rho**2 * one.bb, one.df, one.n, one.test)
         return difference(scaled)
 
@@ -146,6 +148,7 @@ def ratio_of_means(found: ContrastMoments) -> RatioOfMeans:
     if square > 0:
         low, high = (linear - root) / square, (linear + root) / square
     else:  # b may be 0: no upper end, and a lower one only if a is significantly above 0
+        # The lower end is (linear - root) / square, written without its division by 0 where square is 0.
         low, high = (constant / (linear + root) if constant > 0 and linear + root > 0 else 0.0), math.inf
     error = math.sqrt(max(0.0, aa / a**2 - 2 * ab / (a * b) + bb / b**2))
     ends = (math.log(low) if low > 0 else -math.inf, math.log(high))

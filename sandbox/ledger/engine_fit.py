@@ -48,6 +48,7 @@ class Sampled:
         targets = [target_of(trace) for trace in self.traces]
         num_tokens = sum(int(trace.is_response.sum()) for trace in self.traces)
         means = {name: fmean(target[name] for target in targets) for name in targets[0]}
+        # Without a step of training: the traces are of the model before RL, as `sampled` exported it.
         return Calibration(Bench(self.config, num_steps=0), means, num_tokens)
 
 
@@ -69,6 +70,7 @@ def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:
         "--algorithm.batch.num_responses", str(batch.num_responses),
         "--algorithm.batch.num_minibatches", "1",
     ]  # fmt: skip
+    # A process of its own, by command: the sandbox imports nothing of the cluster world.
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -53,6 +53,7 @@ def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     p2 = np.clip(p1 - margin, 0.0, 1.0)
     error = np.sqrt(np.maximum(0.0, p1 * (1 - p1) / n1 + p2 * (1 - p2) / n2))
     top = one - two - margin
+    # A difference without a variance is infinitely far out: nothing is more extreme than such a table.
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(np.abs(top) < 1e-9, 0.0, top / np.where(error < 1e-9, 0.0, error))
     found.setflags(write=False)  # all callers share the cached array
@@ -138,6 +139,7 @@ def _ends(k1: int, n1: int, k2: int, n2: int, number: float | None) -> tuple[flo
     # Only its p's are used: they need neither the estimate nor the interval.
     bare = Shares(n1, 0.0, 0.0, 0.0, 0.0, np.inf, "exact", None, (k1, n1, k2, n2), number)
     mean = k1 / n1 - (k2 / n2 if number is None else number)
+    # Two shares differ by -1 to 1; of one share and a number, the share is in [0, 1].
     least, most = (-1.0, 1.0) if number is None else (-number, 1.0 - number)
     return _end(bare.p_above, least, mean), _end(bare.p_below, most, mean)
 

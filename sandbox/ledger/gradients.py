@@ -89,6 +89,7 @@ def gradients(learner: Learner, step: int, num: int, after: int = 0) -> Gradient
         collected = collect(step, algorithm, learner.rollout, learner.task, seed)
         metrics = learn(step, algorithm, training, collected, seed).metrics
     finally:
+        # `update` has counted the kept mini-batches, too: the count goes back to that of the steps taken.
         training.settings, training.take_step, training.num_updates = settings, take_step, first
     return Gradients(torch.stack(found), metrics)
 
@@ -113,6 +114,7 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
     one = config.model_copy(
         update={
             "engine": config.engine.model_copy(update={"defects": ()}),
+            # A whole piece per micro-batch, without which `keep_old_pass` has no effect.
             "training": config.training.model_copy(update={"micro_batch_size": PIECE}),
         }
     )
@@ -133,8 +135,8 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: ReferenceGradient) -> dict[str
     """Cosine, bias and variance of K independent mini-batches' gradients g_k, of mean m, against grad J = r; no unit.
 
     S = sum_k |g_k - m|^2 / (K - 1), the trace of the covariance of one mini-batch's gradient. |m|^2 and |r|^2 are
-    corrected for noise: |m|^2 = |mean_k g_k|^2 - S / K, and `Reference.square`. Objectives differ in scale: s = m.r /
-    |r|^2 is the least-squares fit of m by s r, and the rest is in units of s |r|.
+    corrected for noise: |m|^2 = |mean_k g_k|^2 - S / K, and `ReferenceGradient.square`. Objectives differ in scale: s =
+    m.r / |r|^2 is the least-squares fit of m by s r, and the rest is in units of s |r|.
 
         cosine       m.r / (|m| |r|), corrected for noise, so it may exceed 1; nan if |m|^2 is not above 0
         raw_cosine   the same, uncorrected: more noise makes it smaller
@@ -145,6 +147,7 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: ReferenceGradient) -> dict[str
     `_error`: standard errors by the jackknife over k; that of `variance` is of its logarithm. They leave out the error
     of the reference, which the arms of a state share. All but raw_cosine are nan if |r|^2 is not above 0.
     """
+    # In float64: |m|^2 is what is left of sums that are mostly noise.
     gradients_KQ, r_Q = of_KQ.double(), truth.mean_Q.double()
     products_KK, along_K = gradients_KQ @ gradients_KQ.T, gradients_KQ @ r_Q
     found, K = _figures(products_KK, along_K, truth.square), len(of_KQ)

@@ -49,6 +49,7 @@ def _entropy_spread(row: Row) -> float:
 
 
 def _step_time(row: Row) -> float:
+    # None for a resumed run, of which only the last process would have been timed (queue.py).
     seconds = row.get("cpu_seconds")
     return math.nan if seconds is None or row["last_step"] == 0 else seconds / row["last_step"]
 

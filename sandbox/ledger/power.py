@@ -134,6 +134,7 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
         gap = min(1.0, margin + 0.5)
         sizes = (one, other) if expected == "more" else (other, one)
         return _region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
+    # p1 - p2 below the margin is p2 - p1 above its negative: the sides change places.
     found = _region_power(other, one, -margin, level, 0.5, 0.5)
     return max(0.0, 2.0 * found - 1.0) if expected == "same" else found
 
@@ -234,6 +235,7 @@ class Spreads:
             if len(values) < 2:
                 continue
             if prediction.scale == "ratio_of_means":
+                # The error of a ratio of means comes from each arm's spread relative to its own mean.
                 values = values / values.mean() if values.mean() > 0 else values
             values = contrasts.on_scale(values, prediction.scale)
             values = values[np.isfinite(values)]

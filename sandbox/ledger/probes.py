@@ -25,6 +25,7 @@ def token_share_of_routing(folder: RunFolder) -> float:
     total = ((differences - differences.mean()) ** 2).sum()
     if total == 0:
         return math.nan
+    # Types that do not occur count 1: a mean of 0 / 1, which no token reads, where 0 / 0 would be nan.
     counts = torch.bincount(tokens).clamp(min=1).double()
     means = torch.bincount(tokens, weights=differences) / counts
     return float(((means[tokens] - differences.mean()) ** 2).sum() / total)

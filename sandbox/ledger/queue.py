@@ -100,6 +100,7 @@ def work(
             except RayError as error:  # the worker died: out of memory, a lost machine
                 yield cell, error
                 continue
+            # Added here and not by its task: one process writes the rows of a queue.
             store.add(found)
             yield cell, found
 

@@ -160,6 +160,7 @@ def _outcomes(
     made = []
     for one in claim.predictions:
         pairs = numbers.pairs(one)
+        # No test on a part of the seeds: a free choice of when to look would break its level.
         effect = numbers.effect(one) if len(pairs) == len(seeds) > 1 else None
         made.append(Outcome(one, pairs, effect, numbers.is_moot(one)))
     return tuple(made)
@@ -190,6 +191,7 @@ class _Numbers:
     def is_moot(self, prediction: Prediction) -> bool:
         if prediction.premise is None:
             return False
+        # A run that is missing, or whose end is unknown (nan), may have collapsed: the prediction stays applicable.
         return all(row is not None and collapsed(row) == 0.0 for row in self.found(prediction.premise))
 
     def pairs(self, prediction: Prediction) -> tuple[tuple[float, float], ...]:
@@ -200,6 +202,7 @@ class _Numbers:
 
     def _means(self, prediction: Prediction) -> tuple[Column, Column]:
         """Each side's mean over its arms, one per seed; a control that is a number is repeated."""
+        # nan where an arm lacks its number: a side needs all of its arms.
         one, other = (
             np.mean([self.column(arm, prediction.measure) for arm in side], axis=0) if side else None
             for side in prediction.sides

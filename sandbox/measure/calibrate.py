@@ -171,6 +171,7 @@ class Calibration:
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
             # Draw 0 in every trial: with the same random numbers the loss is a function, which a simplex can follow.
+            # Without routers the search has one dial, `stds[-1]`, and `stds[0]` is the same number.
             return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
@@ -201,6 +202,7 @@ class Calibration:
             return CalibrationFit(defects, self.measured(defects, others))
         for searched in [(), *(d for _, d in sorted(candidates[1:], key=lambda item: item[0])[:NUM_SEARCHED])]:
             router, logit = self.fitted_stds(searched, num_trials)
+            # Each noise by itself as well: one that the fit can do without is dropped below.
             noises = [(router, 0.0), (0.0, logit), (router, logit)]
             candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]
         # Among fits that are about as good, the one with the fewest defects.

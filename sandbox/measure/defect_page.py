@@ -54,6 +54,7 @@ def page(rungs: Sequence[DefectRow], repeated: Sequence[DefectRow], command: str
     where = f"torch {torch.__version__}, one thread, {manifest(0)['cpu']}."
     parts = [INTRO.format(command=command, setting=textwrap.fill(f"{setting} {where}", 120))]
     titles = ("dial", "breaks", *METRICS.values())
+    # `groupby` joins neighbours only; RUNGS lists the rungs of a kind one after the other.
     for _, group in groupby(rungs, key=lambda rung: type(rung.defect)):
         members = list(group)
         defect = members[0].defect

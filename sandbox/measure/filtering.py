@@ -53,6 +53,7 @@ def filter_data(
 def _sampler(config: SandboxRun, model: MoE) -> str:
     """A hash of everything that defines mu: sizes, weights, precision, kernels and defects."""
     settings = [repr(model.config), config.training.precision, config.engine.model_dump(mode="json")]
+    # Torch's operators add nothing, so that rates from before the kernels had a choice keep their hash.
     if config.compile:
         settings.append("compiled")
     digest = hashlib.sha256(json.dumps(settings).encode())

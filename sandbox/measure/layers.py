@@ -144,6 +144,7 @@ class DecoderReference:
                 natural[layer].append(found.natural[layer])
         by_layer, chosen = ({layer: torch.cat(parts) for layer, parts in of.items()} for of in (scores, natural))
         gate = self.model.config.gate
+        # With a choice of groups an expert may lose by its group: its own score then has no margin to the chosen ones.
         return Routed(by_layer, chosen, torch.cat(logp), has_margins=gate.num_top_groups == gate.num_groups)
 
     def _routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float) -> Routed:

@@ -88,6 +88,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         given[name] = tensor
         if name == "lm_head.weight" and model.head is None:
             continue
+        # The name as it stands first: `in_files` would rename the `mlp` of a dense layer too.
         canonical = name if name in views else shape.in_files(name)
         target, covers = (views[canonical], [canonical]) if canonical in views else stacked.get(canonical, (None, []))
         if target is None:
@@ -98,6 +99,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
             problems["misshapen"].append(wrong)
         else:
             copies.append((target, tensor))
+        # Also if it does not fit: it would be reported as missing as well.
         seen.update(covers)
     problems = {"missing": [name for name in views if name not in seen], **problems}
     if found := misfits(problems):

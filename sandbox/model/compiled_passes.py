@@ -96,6 +96,7 @@ class CompiledPasses:
         if cache is None:
             shape = 1, B, config.num_kv_heads, round_up(S, LANES), config.head_dim
             # Without a cache every layer overwrites the same keys and values: a stride of 0.
+            # Uninitialised: slots beyond a query's own keys enter no softmax and no sum (attention.hpp).
             k, v, by_layer = x_BSD.new_empty(shape), x_BSD.new_empty(shape), 0
         else:
             k, v, by_layer = cache.k_LBhCd, cache.v_LBhCd, cache.k_LBhCd.stride(0)

@@ -124,6 +124,7 @@ class MoE(DecoderWeights):
         """Whole passes if this pass can use them: it takes no gradients, and its numerics state their rounding."""
         if not self.kernels.has_passes or torch.is_grad_enabled() or numerics.rounding() is None:
             return None
+        # Outside of `held` packed for every pass: weights may have changed in place since the last one.
         return self._held or self._passes()
 
     def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """The KV cache: static buffers with one length per row, so that prompts may be ragged.
 
-Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, H as h,
-M keys that one pass writes.
+Letters beyond theory/contracts.py: h key heads, C capacity in tokens, d head width, M keys and values that
+one pass writes to a layer.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ class KVCache:
 
     def check(self, positions_B: Tensor, B: int, S: int) -> None:
         """Raises ValueError if S tokens per row cannot be written to the slots from `positions_B` on."""
+        # `write` is in place: it would overwrite what a backward pass needs.
         if torch.is_grad_enabled():
             raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
         if positions_B.shape != (B,) or self.lengths_B.shape != (B,):
             raise ValueError(f"expected {B} rows in the cache, got {self.lengths_B.shape[0]}")
+        # A gap would be read as keys: a query sees all slots before its own.
         if bool((positions_B > self.lengths_B).any()):
             raise ValueError(f"expected positions of at most {self.lengths_B.tolist()}, got {positions_B.tolist()}")
         if int(positions_B.max()) + S > self.capacity:

@@ -107,6 +107,7 @@ class Attention(nn.Module):
         if self.config.qk_norm == "none":
             return qk
         if self.config.qk_norm == "head":
+            # One call for queries and keys: only the weight differs between their heads.
             weight_Hd = torch.cat([self.q_norm.expand(H, d), self.k_norm.expand(h, d)])
             return own.rms_norm(qk.unflatten(-1, (H + h, d)), weight_Hd, eps)
         q, k = qk.split([H * d, h * d], dim=-1)

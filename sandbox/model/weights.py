@@ -46,6 +46,7 @@ class DecoderWeights(nn.Module):
 
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:
+        # In the order of declaration: in another order the same seed gives other weights.
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 continue  # a norm

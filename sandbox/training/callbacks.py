@@ -88,5 +88,6 @@ class Recording(L.Callback):
             self.folder.save_checkpoint(number, tensors, {}, keep=self.config.checkpoint.keep)
 
         # The batch is the 0-based number of the step that has just ended.
+        # Timing before the row: a run killed in between repeats the step, and the later of two timing lines counts.
         self.folder.append_timing(int(batch) + 1, pl_module.seconds)
         self.recorder.record(int(batch) + 1, pl_module.result, save)

@@ -62,14 +62,17 @@ def cold_start(
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Of runs that start together one trains; the others wait here and then find its folder.
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             summary = _train(model, task, block, limits, report)
             _store(model, folder, summary)
+    # Read back by the process that trained it, too, so that all runs start from the same file.
     return load_model(folder), json.loads((folder / "cold_start.json").read_text())
 
 
 def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
+    # Beside its target: a rename is atomic within one file system only.
     scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
         save(model, scratch)
@@ -93,6 +96,7 @@ def _train(
         rate = block.learning_rate * min(1.0, (update + 1) / max(1, block.warmup_updates))
         for group in optimizer.param_groups:
             group["lr"] = rate
+        # A hash in place of a step's number: RL's own steps, counted from 0, have other problems.
         prompts = task.prompts(derive_seed(block.seed, "cold_start", update), block.batch_size)
         draws = stream(block.seed, "demonstrations", update)
         demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
@@ -151,6 +155,7 @@ class _Check:
     def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
         self.prompts, self.reward = task.prompts, task.reward
         self._check = check
+        # `roll_out` knows an environment by this method, so only the copy of an environment may have it.
         if isinstance(task, Environment):
             self.observe = task.observe
 

@@ -53,6 +53,7 @@ class SandboxTrainingEngine:
         self.keep_old_pass = keep_old_pass
         self._kept: Kept | None = None
         self.numerics = numerics
+        # Copied before a checkpoint is loaded, so that a resumed run has the reference that it began with.
         self.reference = deepcopy(model).requires_grad_(False) if keep_reference else None
         self.settings = optimizer
         self.micro_batch_size = micro_batch_size
@@ -98,6 +99,7 @@ class SandboxTrainingEngine:
                 entropy_BT[own], squares_BT[own] = forward.entropy_BT, forward.sum_squares_BT
                 if logp_top_BTK is not None and forward.logp_top_BTK is not None:
                     logp_top_BTK[own] = forward.logp_top_BTK.detach()
+                # Only now is the context closed: leaving it checks that every MoE layer was routed.
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         router_scores = RouterFeatures.concat(seen.scores) if seen.scores else None
@@ -152,6 +154,7 @@ class SandboxTrainingEngine:
         _, natural, features = concat_routes(seen)
         if minibatch.features is not None and self.predictor is not None:
             assert features is not None, "a mini-batch with cached features ran without capturing pi's logits"
+            # The model's rate of this step, warm-up included; the predictor's settings multiply it.
             rate = metrics["actor/lr"]
             metrics |= self.predictor.step(minibatch.features, features.logits, rate)
         return UpdateStats(metrics, logp_pi_BT, natural, features)
@@ -166,6 +169,7 @@ class SandboxTrainingEngine:
         forward, _ = self.differentiable(rollouts, plan)
         rows = []
         for logp in forward.logp_BT[:, position]:
+            # Without `allow_unused`: experts are stacked, so one that no token chose has a gradient of 0 and not None.
             parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
             rows.append(torch.cat([part.reshape(-1) for part in parts]))
         return forward.logp_BT[:, position].detach(), torch.stack(rows)
@@ -186,6 +190,7 @@ class SandboxTrainingEngine:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The state from which a resumed run continues with the same bits: weights, AdamW moments, predictor."""
+        # Clones, here and below: the optimiser moves weights and moments in place.
         tensors = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
         for name, parameter in zip(self.names, self.parameters, strict=True):
             for key, tensor in self.optimizer.state.get(parameter, {}).items():
@@ -219,6 +224,7 @@ class SandboxTrainingEngine:
             state = {}  # a checkpoint from before the first update has no moments
             keys = ("step", "exp_avg", "exp_avg_sq")
             if any(f"optimizer.{key}.{name}" in tensors for key in keys):
+                # Cloned: several engines may start from the same tensors (sandbox/ledger/branch.py).
                 state = {key: _required(tensors, f"optimizer.{key}.{name}").clone() for key in keys}
             self.optimizer.state[parameter] = state
         if self.predictor is not None:
@@ -250,6 +256,7 @@ class SandboxTrainingEngine:
 
     def _keeps(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
         """Whether the next update may train on this old pass."""
+        # A pass without feature rows is Pr3's old pass, or one of pi's ahead of its update (theory/preparation.py).
         is_pass_of_pi = self.numerics is EXACT and plan.source != "predicted" and plan.feature_rows is not None
         return self.keep_old_pass and is_pass_of_pi and len(rollouts) <= self.micro_batch_size
 

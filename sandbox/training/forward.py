@@ -44,6 +44,7 @@ class BatchRoutes:
     def add(self, context: ReplayContext) -> None:
         """Adds the records of a finished pass; a dense model has none."""
         natural, features, scores = context.natural, context.features, context.scores
+        # Under natural routing `context.used` would build an equal record again.
         used = natural if context.plan.source == "natural" else context.used
         if used is not None and natural is not None:
             self.used.append(used)
@@ -88,6 +89,7 @@ def forward_pass(model: MoE, batch: TokenBatch, routing: Routing, numerics: Nume
     tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
     logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
     logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
+    # Metrics and baselines only read these: a graph would keep two more tensors of n x V.
     with torch.no_grad():
         entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
         all_pi_nV = all_logp_nV.exp()

@@ -52,6 +52,7 @@ class Learner(L.LightningModule):
         self._watch.start()
         parts = (self.rollout, self.training_engine, self.task, self.seed)
         self.result = global_step(self.step, self.algorithm, *parts, self.backlog)
+        # Before the callbacks: the checkpoint of this step holds the responses that the next one continues.
         self.backlog = self.result.backlog
         self.seconds = self._watch.take()
         if self.rollout.stale is not None:

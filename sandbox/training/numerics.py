@@ -28,6 +28,7 @@ class _Bf16(Numerics):
     """
 
     def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        # At every site: routers and the head take bf16 inputs and weights, too; only their outputs stay float32.
         return round_bf16(x)
 
     def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:

@@ -44,6 +44,7 @@ class Stopwatch:
             try:
                 return method(*args, **kwargs)
             finally:
+                # Added up: turns and further rounds of prompts call `generate` several times per global step.
                 self._seconds[metric] = self._seconds.get(metric, 0.0) + time.perf_counter() - start
 
         return timed

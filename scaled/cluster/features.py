@@ -50,6 +50,7 @@ class StoredRows:
 
     def read(self, layer_numbers: Sequence[int]) -> Float[Tensor, "F L X"]:
         """All rows at these layers, fetched into this process."""
+        # Every row and layer has a source (`RouterFeatures.assembled` checks it), so no place keeps what memory held.
         out_FLX = torch.empty(self.source_GF.shape[1], len(layer_numbers), self.width, dtype=self.dtype)
         for source, where_F, row_F in self.parts():
             shared = [n for n in source.layer_numbers if n in layer_numbers]
@@ -125,6 +126,7 @@ class StoredFeatures(RouterFeatures):
         if self.shift is None:
             return logits
         predictor, sign = self.shift
+        # As `RouterFeatures._shifted` computes it, for the same bits.
         wide, hidden = torch.promote_types(logits.dtype, torch.float32), self.hidden
         assert hidden is not None, "only features with hidden states are shifted"
         return logits.to(wide) + sign * products(hidden, predictor, self.layer_numbers, wide)

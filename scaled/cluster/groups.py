@@ -52,6 +52,7 @@ def rollout_group(
 ) -> RolloutGroup:
     """The rollout engine; its engines wait for weights. `lost` is called for each replaced one."""
     rollout = config.rollout
+    # As text: engines take all weights from pushes, so that their machines need no model folder.
     config_json = (Path(config.model.path) / "config.json").read_text(encoding="utf-8")
     # A CUDA graph is captured once: where mu's features are needed later, it must contain their recorder.
     in_graphs = not rollout.enforce_eager and config.algorithm.build().passes.rollout == "predicted"

@@ -109,6 +109,7 @@ class Probe:
             # A conversation may end with a tool's answer, longer than the probe.
             end = int(is_sampled.nonzero().max()) + 1
             sequences.append([*prompt, *response.tokens.tolist()][:end][-length:])
+            # Scores begin with a sequence's token 1, as nothing predicts token 0.
             masks.append(is_sampled[:end][-length:][1:])
         return sequences, masks
 

@@ -140,6 +140,7 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
         for number in range(rounds + 1):
             for place, (name, way) in enumerate(WAYS.items()):
                 tensors = way.sent(ranks.named_tensors())
+                # Ranks export and convert only as the push asks for tensors, so the clock has that, too.
                 start = time.perf_counter()
                 engines.load_weights(tensors, number * len(WAYS) + place)  # an engine reads its row off the version
                 seconds = time.perf_counter() - start

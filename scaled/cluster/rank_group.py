@@ -234,6 +234,7 @@ class ScoringGroup(ActorGroup):
         if isinstance(error, RayActorError):
             raise RankDied(f"rank {rank} of {len(self.actors)} died: its process ended", rank) from None
         cause: Exception = getattr(error, "cause", error)
+        # Neither of these comes from a broken collective: they are checks of our own, and no neighbour is asked.
         if not isinstance(cause, (ValueError, ArithmeticError)):
             # Perhaps a collective broke: if a neighbour died, Ray reports it within moments.
             pings = [actor.pid.remote() for actor in self.actors]

@@ -87,6 +87,7 @@ class Cluster:
             variables["OMP_NUM_THREADS"] = "1"  # a place is one CPU
         if place.shares:
             # Ranks start first: only they know which of the machine's GPUs Ray gave to their bundle.
+            # An actor that asks for no GPU keeps it only under SETTINGS of lab/ray_session.py.
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[rank] for rank in place.shares)
         return variables
 
@@ -114,6 +115,7 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
         node_gpus = int(max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
         bundles, places = places_of(config, node_gpus)
+        # First, as a placement group would wait for resources that no machine has.
         _check_resources(config, bundles)
         group = placement_group(bundles, strategy="PACK")
         made = Cluster(node_gpus > 0, group, places, logs, name, is_alone)
@@ -169,6 +171,7 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
     for i in range(engines):
         if is_colocated:
             # No num_gpus: Ray gave the GPUs to the ranks, and `_environment` names them to the engine.
+            # All in one bundle, as `unit` makes `size` a multiple of `width`.
             places["engine", i] = Place(i * width // size, shares=tuple(range(i * width, (i + 1) * width)))
         else:
             places["engine", i] = Place(num_units + i, num_gpus=float(width))
@@ -263,6 +266,7 @@ class Worker:
         """The process id, and the processor time that it and its children have used so far, in s."""
         own = psutil.Process()
         total = 0.0
+        # Under tensor parallelism vLLM's workers are children of the engine's process.
         for process in (own, *own.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()

@@ -27,6 +27,7 @@ class AheadTask:
             future = self._threads.submit(self.task.reward, response.prompt, response)
             self._expected[id(response)] = (response, future)
 
+    # No `observe`: a task with turns would lose them here (theory/turns.py), and none of them grades in processes.
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The task's."""
         return self.task.prompts(step, num_prompts)

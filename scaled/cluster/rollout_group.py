@@ -99,6 +99,7 @@ class RolloutGroup(ActorGroup):
             for i, part in parts.items():
                 draws = tuple(sampling.draws[p * G + g] for p in part for g in range(G)) if sampling.draws else ()
                 own = len({draw.group for draw in draws})
+                # Shares that were rounded down could add up to fewer groups than the step needs.
                 enough = -(-sampling.enough * own // num_groups) if sampling.enough else 0
                 share = tuple(prompts[p] for p in part), replace(sampling, draws=draws, enough=enough)
                 calls[i] = ("generate", (pack(share), part[0] * G, min(len(part), STORED_PARTS)))
@@ -107,6 +108,7 @@ class RolloutGroup(ActorGroup):
             for i in parts:
                 parcel, stored_routes = found[i]
                 answer: Rollouts = unpack_apart(parcel, stored_routes, self, i)
+                # Routes and features lie in objects of their own, and the parcel has only their places.
                 num_bytes = parcel.num_bytes + (0 if answer.experts is None else answer.experts.nbytes)
                 num_bytes += answer.features.nbytes if isinstance(answer.features, StoredFeatures) else 0
                 self.meter.add("transfer/rollout_bytes", float(num_bytes))
@@ -234,6 +236,7 @@ class RolloutGroup(ActorGroup):
         except GetTimeoutError:
             return self._late(method), None
         except RayTaskError as error:
+            # The engine's own (vllm_engine/engine.py `_run`): it answers, but samples nothing any more.
             if isinstance(error.cause, TimeoutError):
                 return str(error.cause), None
             raise error.cause from error  # its text is the traceback in the engine's process

@@ -139,6 +139,7 @@ class Checkpoints:
         with ExitStack() as stack:
             folder = stack.enter_context(self.folder.sharded(step, self.keep))
             self.ranks.begin_save(folder)
+            # `begin_save` returns after every rank has seen the folder empty, so these files may lie beside theirs.
             _write_backlog(folder, backlog)
             _write_ahead(folder, ahead)
             self._open = stack.pop_all()  # the folder's context stays open: its exit publishes
@@ -163,6 +164,7 @@ class Checkpoints:
         if stack is None:
             return
         with stack:  # its exit publishes, and turns an error of the disk into a RecordError
+            # An error of the ranks passes through the folder's context, which removes the folder.
             if not self.ranks.has_saved(wait):
                 self._open = stack.pop_all()
 

@@ -83,6 +83,7 @@ class Synchronous:
         return collected
 
     def _learn(self, step: int, collected: Collected) -> StepResult:
+        # Before training: a batch that is too stale must not change the weights.
         lags = version_lags(collected.rollouts, step, self.block.max_staleness)
         result = learn(step, self.algorithm, self.learner, collected, self.seed)
         return replace(result, metrics=result.metrics | lags)
@@ -130,12 +131,14 @@ class Asynchronous(Synchronous):
 
     def step(self, step: int) -> StepResult:
         """Learns from the batch at hand while the engines sample later ones."""
+        # `newest` is version `step` here, so batch step + k gets version step; at the start all batches get the first.
         while self.next_batch <= min(step + self.block.steps_off, self.num_steps - 1):
             self.batches[self.next_batch] = self.thread.submit(self._sample, self.next_batch, self.newest)
             self.next_batch += 1
         # An error of the sampling thread is raised here, in the step that needs the batch.
         result = self._learn(step, self.batches.pop(step).result())
         recent = result.rollouts
+        # `exception` waits for the batch: where k = 1, engines are then idle, as `_load` below needs them.
         if (following := self.batches.get(step + 1)) is not None and following.exception() is None:
             # Scored by the check: also a continued run has this batch, but not the one that it has trained on.
             recent = following.result().rollouts
@@ -174,6 +177,7 @@ class Asynchronous(Synchronous):
         )
 
     def _load(self, pushed: _Pushed) -> None:
+        # Called by the sampling thread, or by the main one while that thread is idle: never by both at once.
         if self.held != pushed.version:
             self.rollout.load_weights(pushed.tensors, pushed.version)
             self.held, self.checked = pushed.version, pushed.check()

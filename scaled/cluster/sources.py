@@ -29,6 +29,7 @@ class Owner:
     home: int
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Where the group is missing rows are fetched: an actor that asked the group might wait for itself.
         return Owner, (None, self.home)
 
 

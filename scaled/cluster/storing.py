@@ -61,6 +61,7 @@ def _record_apart(found: RoutingRecord, num: int, put: Put) -> StoredRecord:
     for number, (low, high) in enumerate(shares(len(found), num)):
         start, stop = int(found.offsets[low]), int(found.offsets[high])
         ids_RLK = found.experts[start:stop]
+        # Found where the ids are, so that the driver counts missing rows without fetching any.
         missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
         sources.append(RouteSource(*put(number, ids_RLK, found.layer_numbers), missing))
         own = torch.arange(low, high)

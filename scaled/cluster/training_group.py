@@ -75,6 +75,7 @@ class TrainingGroup(ScoringGroup):
         """As theory's contract, with the layers of all stages."""
         merged: dict[int, Tensor] = {}
         for part in self._call("predictor_weights"):
+            # Ranks of a stage hold the same W_p, so that any of them may have the last word.
             merged |= part
         return dict(sorted(merged.items()))
 
@@ -108,6 +109,7 @@ def build_megatron(
     from scaled.megatron_engine.rank import MegatronRank
 
     parallel.initialize(training, rank, num_ranks, store)
+    # A reference is a second copy of the weights: only a KL penalty reads it.
     return MegatronRank(model, training, algorithm, keep_reference=algorithm.objective.kl_coefficient > 0)
 
 

@@ -206,6 +206,7 @@ def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
     packer.dump(value)
     tensors: list[Tensor] = packer.apart["tensor"]
     widened = {str(i) for i, tensor in enumerate(tensors) if _fits_int32(tensor)}
+    # Room for all of them unnarrowed; `close` cuts off what stays unused.
     filling = _Filling(sum(_aligned(tensor.nbytes) for tensor in tensors))
     for i, tensor in enumerate(tensors):
         filling.add(str(i), tensor.to(torch.int32) if str(i) in widened else tensor)

@@ -38,6 +38,7 @@ class _Into(LoadPlanner):
         return self._tensor[tuple(slice(start, start + length) for start, length in place)]
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        # Nothing is left to do: `resolve_tensor` gave a view, and the reader has copied into it.
         pass
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:

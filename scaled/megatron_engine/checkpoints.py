@@ -78,6 +78,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
             for pieces in translated.values():
                 for piece in pieces:
                     if isinstance(piece, ShardedTensor) and piece.data is not None:
+                        # On a CPU, too: the next update changes the tensor in place while the thread writes.
                         piece.data = piece.data.detach().to("cpu", copy=True)
         planner = MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         writer = FileSystemWriter(str(checkpoint_dir), thread_count=1)
@@ -241,6 +242,7 @@ def _load_optimizers(rank: Checkpointed, tensors: dict[str, Any]) -> None:
     for number, optimizer in enumerate(_optimizers(rank)):
         state = _filled(_optimizer_state(optimizer, models, True), tensors, f"{number}")
         by_parameter = state.get("optimizer", state).get("state", {})
+        # Megatron's key among the parameters: this process's own count of steps, not the checkpoint's.
         by_parameter.pop("common_step", None)
         for one in by_parameter.values():
             one["step"] = torch.tensor(0.0)  # a placeholder: the updates are counted below

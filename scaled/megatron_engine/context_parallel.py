@@ -33,6 +33,7 @@ class GatheredAttention(DotProductAttention):
         cp_size = config.context_parallel_size
         if cp_size > 1:
             # Megatron's class refuses more than one rank, as it would attend to this rank's keys alone.
+            # A copy, as other modules read the real size from the same object.
             config = copy.copy(config)
             config.context_parallel_size = 1
         super().__init__(config, *args, **kwargs)
@@ -55,10 +56,12 @@ class GatheredAttention(DotProductAttention):
         positions_CQ = context_positions(len(query) * self.cp_size, self.cp_size).to(query.device)
         # In the order of positions, so that each softmax sums in the same order as on one rank.
         order_S = positions_CQ.flatten().argsort()
+        # Backward is a reduce-scatter: a key's gradient is the sum over all ranks whose queries saw it.
         key, value = (
             gather_from_sequence_parallel_region(x.contiguous(), group=group).index_select(0, order_S)
             for x in (key, value)
         )
+        # Megatron's own triangle, which it makes where no mask is given, wants as many queries as keys.
         is_future_QS = torch.arange(len(key), device=key.device) > positions_CQ[dist.get_rank(group)][:, None]
         return super().forward(query, key, value, is_future_QS[None, None], *args, **kwargs)
 

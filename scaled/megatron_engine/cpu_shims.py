@@ -179,6 +179,7 @@ def rotary_positions() -> None:
 
     def own(embedding: torch.Tensor, axis: int, group: Any) -> torch.Tensor:
         runs = embedding.unflatten(axis, (2 * group.size(), -1))
+        # The two runs of `context_runs` (parallel.py), by which positions are cut.
         places = torch.tensor([group.rank(), 2 * group.size() - 1 - group.rank()], device=embedding.device)
         return runs.index_select(axis, places).flatten(axis, axis + 1)
 

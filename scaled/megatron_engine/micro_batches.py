@@ -80,6 +80,7 @@ def arrange(num_rows_B: Sequence[int], training: TrainingBlock) -> list[Slot]:
     if training.max_tokens_per_micro_batch is None:
         return _adjacent(num_rows_B, training)
     dp, B = training.data_parallel, len(num_rows_B)
+    # Every rank computes the slots of all ranks by itself, and they must agree: nothing here depends on the rank.
     order = sorted(range(B), key=lambda b: -num_rows_B[b])
     # Every dp-th: the longest of the dp responses that the ranks compute side by side.
     widths = np.array([_multiple(num_rows_B[b], training.width_multiple) for b in order[::dp]])
@@ -105,6 +106,7 @@ def _sizes(widths: Int[np.ndarray, " U"], budget: int) -> list[int]:
         sizes = np.arange(1, most + 1)
         costs = sizes * widths[u] + cost[u + 1 : u + 1 + most]
         best[u] = sizes[costs.argmin()]
+        # The fixed cost is the same for every size, so the choice above can leave it out.
         cost[u] = costs.min() + budget * SLOT_SHARE
     found, u = [], 0
     while u < num:
@@ -138,6 +140,7 @@ def split(batch: TokenBatch, layout: Layout, training: TrainingBlock, device: to
 def _micro_batch(batch: TokenBatch, slot: Slot, layout: Layout, is_budgeted: bool, device: torch.device) -> MicroBatch:
     mine, size, width = slot.shares[layout.dp_rank], slot.size, slot.width
     indices = list(mine)
+    # Token 0 fills up: attention is causal, so no real position sees it, and none of its rows is scored.
     tokens_bS = torch.zeros(size, width, dtype=torch.int64)
     # The last token is only ever a target.
     inputs = batch.tokens_BS[indices, :-1][:, :width]

@@ -88,6 +88,7 @@ def transformer_config(shape: ModelShape, training: TrainingBlock) -> Transforme
     else:
         a = shape.latent_attention
         config = MLATransformerConfig(
+            # Megatron's local attention takes its output's width from kv_channels: in MLA that of the values.
             **{**fields, "kv_channels": a.value_dim, "qk_layernorm": True},
             q_lora_rank=a.query_rank,  # type: ignore[arg-type]  # None is a value of this field
             kv_lora_rank=a.key_value_rank,
@@ -110,6 +111,7 @@ def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
     return {
         **parallel.group_sizes(training),
         "sequence_parallel": training.tensor_parallel > 1,
+        # Under a token budget widths differ between micro-batches, so stages first send each other the shapes.
         "variable_seq_lengths": training.max_tokens_per_micro_batch is not None and training.pipeline_parallel > 1,
         **recompute,
     }
@@ -136,12 +138,14 @@ def _expert_fields(shape: ModelShape, training: TrainingBlock) -> dict[str, Any]
 
 def _gate_fields(shape: ModelShape) -> dict[str, Any]:
     gate, K = shape.gate, shape.experts_per_token
+    # Megatron divides sigmoid scores by their sum wherever K > 1, and has no setting for it.
     if gate.score == "sigmoid" and gate.renormalise != (K > 1):
         raise ValueError(
             f"gate: expected renormalise {K > 1} with sigmoid scores and {K} experts, got {gate.renormalise}"
         )
     # Softmax weights renormalised over the chosen experts are a softmax over the chosen logits.
     is_after = gate.score == "softmax" and (gate.order == "after" or gate.renormalise)
+    # A softmax over one logit is 1, so the router would get no gradient; Megatron refuses it, too.
     if is_after and K == 1:
         raise ValueError("gate: expected at least 2 experts per token where weights sum to 1, got 1")
     if shape.has_selection_bias and gate.score != "sigmoid":
@@ -210,6 +214,7 @@ def _mark_gradients(chunk: GPTModel, layout: Layout) -> None:
 def _build_chunk(
     config: TransformerConfig, spec: TransformerBlockSubmodules, shape: ModelShape, layout: Layout, number: int
 ) -> GPTModel:
+    # Rounded up as in `RankWeight.slices` (weights.py): the surplus rows at the end are padding.
     rows = -(-shape.vocab_size // layout.tp_size)
     chunk = GPTModel(
         config=config,
@@ -218,6 +223,7 @@ def _build_chunk(
         max_sequence_length=shape.max_positions,
         pre_process=layout.has_embedding(number),
         post_process=layout.has_head(number),
+        # The vocabulary stays split over ranks: `ResponseHead` (scoring.py) sums over it.
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied_head,
         position_embedding_type="rope",

@@ -37,6 +37,7 @@ class WeightRule:
         """Views of the parameter's tensor, or of one of its shards: the rows of each part, (blocks, rows, ...)."""
         if len(self.names) == 1:
             return [tensor]
+        # Without `blocks` each shard stacks its own pieces of the parts: its gate rows, then its up rows.
         total = self.blocks or num_shards
         rows = [size[0] // total for size in self.shapes]
         return list(tensor.unflatten(0, (total // num_shards, sum(rows))).split(rows, dim=1))
@@ -78,6 +79,7 @@ def rule(shape: ModelShape, name: str, layer: int | None = None, expert: int | N
     """
     name = name.removesuffix(".weight")
     if layer is None:
+        # A last stage without the embedding holds a copy of it, under the head's name.
         is_tied_head = name == "output_layer" and shape.tied_head
         return _rule(OUTER, shape.outer(), "embedding.word_embeddings" if is_tied_head else name, is_copy=is_tied_head)
     if expert is not None:
@@ -130,6 +132,7 @@ def _attention_rule(shape: ModelShape, layer: int, name: str) -> WeightRule:
     if shape.latent_attention is not None:
         return _rule(LATENT_ATTENTION, parts, name)
     if name == "linear_qkv":
+        # Megatron stacks the queries of a key-value group, its key and its value, group by group.
         return _rule(ATTENTION, parts, name, blocks=shape.num_kv_heads)
     # A norm over the whole projection is split with its heads.
     is_split_norm = name.endswith("_layernorm") and shape.qk_norm == "projection"

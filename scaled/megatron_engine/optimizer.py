@@ -106,6 +106,7 @@ class RankOptimizer:
         self.clipping = min(1.0, self.settings.max_grad_norm / (norm + 1e-6))
         if self.clipping == 1.0:
             return
+        # `grad` shares its memory with the model's main_grad: `MegatronRank.gradients` divides by the factor again.
         for optimizer in self.megatron.chained_optimizers:
             for parameter in optimizer.get_parameters():
                 if parameter.grad is not None:

@@ -96,6 +96,7 @@ class Layout:
         num = sum(map(len, runs))
         if num % self.tp_size:
             raise ValueError(f"expected a multiple of {self.tp_size} sequence-parallel chunks, got {num} positions")
+        # The share is cut from the runs laid end to end, so it may begin in one and end in the next.
         size, before, found = num // self.tp_size, 0, []
         for run in runs:
             start = max(self.tp_rank * size - before, 0)
@@ -131,6 +132,7 @@ def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
     rows = [
         ("tensor_parallel", tp, "attention heads", shape.num_heads),
         ("tensor_parallel", tp, "key-value heads", shape.num_kv_heads),
+        # 0 where the model has no such units: every size divides it.
         ("tensor_parallel", tp, "dense hidden units", shape.dense_size if shape.dense_layers else 0),
         ("tensor_parallel", tp, "shared-expert hidden units", shape.shared_expert_size),
         ("expert_parallel", ep, "experts", shape.num_experts),

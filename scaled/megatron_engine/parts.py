@@ -109,6 +109,7 @@ def route_parts(
         indices=tuple(indices),
         start=0,
         layer_numbers=used.layer_numbers,
+        # An update reports natural routes alone: gradient passes use these or the plan's record, which the caller has.
         used=None if for_update else _first(used, num),
         # The same record twice would be sent twice.
         natural=None if is_natural and not for_update else _first(natural, num),
@@ -271,6 +272,7 @@ def _predictor_metrics(parts: Sequence[PredictorPart]) -> dict[str, float]:
     if not parts:
         return {}
     stages = {part.stage: [p for p in parts if p.stage == part.stage] for part in parts}
+    # No stage has 0 rows in all: `StagePredictor.step` raises on every rank of such a stage.
     loss = sum(
         sum(p.num_rows * p.loss.item() for p in ranks) / sum(p.num_rows for p in ranks) for ranks in stages.values()
     )

@@ -105,8 +105,10 @@ class Policy:
 
     def _train(self, freeze_router: bool) -> None:
         for router in self._routers():
+            # Before DDP, which makes gradient buffers for the parameters that require gradients by then.
             router.weight.requires_grad_(not freeze_router)
         config = self.chunks[0].config
+        # In fp32, since micro-batches' gradients add up in the buffer, and bf16 would drop the small ones.
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self.training.distributed_optimizer
         )
@@ -126,6 +128,7 @@ class Policy:
         # An iterator for each chunk: the schedule asks every chunk for every micro-batch, each in its own order.
         feeds = [iter([(number, micro) for micro in micro_batches]) for number in range(len(self.wrapped))]
         is_single = len(self.wrapped) == 1
+        # Megatron's schedule leaves gradients on where it runs forward only.
         with in_flight(self.replays), torch.set_grad_enabled(loss is not None):
             get_forward_backward_func()(
                 forward_step_func=partial(self._forward_step, this),
@@ -193,6 +196,7 @@ class Policy:
             return logp_n.sum(), no_tokens, {}
         # An empty micro-batch runs backward too, since other ranks wait for this one in collectives.
         loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 2:].sum()
+        # Three values: of a pair, Megatron divides the loss by the number of micro-batches.
         return loss, no_tokens, {}
 
 

@@ -48,6 +48,7 @@ class StagePredictor:
         if pi is None or num_rows == 0:
             cached, logits_FLE = self._nothing(features)
         else:
+            # An error here leaves others in the all-reduce: `ScoringGroup._gather` does not wait for them.
             cached, logits_FLE = _on_rows(features, pi, max(sizes.num_rows_B)), pi.logits
         total = torch.tensor(num_rows, device=self._device)
         dist.all_reduce(total, group=group)
@@ -88,6 +89,7 @@ def _on_rows(features: RouterFeatures, pi: RouterFeatures, width: int) -> Router
 
 
 def _keys(features: RouterFeatures, width: int) -> Tensor:
+    # `width` exceeds every row, so that no two responses share a key.
     counts = features.offsets.diff()
     return torch.arange(len(counts)).repeat_interleave(counts) * width + features.rows
 

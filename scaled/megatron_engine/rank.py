@@ -49,6 +49,7 @@ class MegatronRank(ScoringRank):
         self.reference = None
         if keep_reference:
             self.reference = Policy(shape, training, layout, model.path, trained=False, freeze_router=True)
+        # After the weights are loaded: under bf16 the optimiser's fp32 masters are copies of them.
         self.optimizer = RankOptimizer(self.policy.wrapped, algorithm.optimizer, training)
         self.trains_predictor = algorithm.passes.trains_predictor
         self.predictor: StagePredictor | None = None  # a stage without routers has none
@@ -64,6 +65,7 @@ class MegatronRank(ScoringRank):
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
         plan = RoutingPlan("natural")
         sizes = self._sizes(rollouts, plan)
+        # A KL penalty reads the sampled tokens alone, so mu's likeliest ones need no scores.
         result = self.reference.run(self._micro_batches(replace(rollouts, top=None)), plan)
         return ScorePart(sizes, tuple(result.tokens), ())
 
@@ -84,6 +86,7 @@ class MegatronRank(ScoringRank):
         if minibatch.features is not None and self.predictor is not None:
             if plan.feature_rows is None:
                 raise ValueError("expected feature rows in the plan of a mini-batch with cached features, got none")
+            # The routes have the logits of the pass above: pi's, from before this step.
             predictor = self.predictor.step(minibatch.features, sizes, result.routes, step_metrics["actor/lr"])
         # The ranks of TP and CP compute the same loss: if each reported it, it would be summed once per rank.
         is_reporter = self.layout.is_last_stage and self.layout.is_reporter
@@ -107,6 +110,7 @@ class MegatronRank(ScoringRank):
         `folded` adds the predictor to the gates: the rank that yields a gate has its predictor.
         """
         tensors = super().export()
+        # `_shared_out` (weights.py) gives every gate to the first replica, so that one rank of a stage folds.
         yields_gates = self.layout.replica_rank == 0 and self.layout.tp_rank == 0
         if not folded or self.predictor is None or not yields_gates:
             return tensors

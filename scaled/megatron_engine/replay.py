@@ -132,6 +132,7 @@ class ChunkReplay:
         context.used  # noqa: B018 - raises if a local layer was not routed, before the output is sent on
         # requires_grad alone does not tell: Megatron sets it on outputs for the next stage, without gradients too.
         if torch.is_grad_enabled() and output.requires_grad:
+            # The output's gradient comes first in a backward, before any layer is recomputed.
             output.register_hook(lambda _: self._begin_backward(flight))
         else:
             self._finish(flight)
@@ -167,6 +168,7 @@ class ChunkReplay:
     def _finish(self, flight: Flight) -> None:
         self._backward = None
         self._waiting.remove(flight)
+        # Closed first, so that nothing can be routed any more in the pass whose routes `done` reads.
         flight.context.__exit__(None, None, None)
         flight.done(flight.context)
 
@@ -182,6 +184,7 @@ class _RouterHook(RouterReplay):
         instances = RouterReplay.global_router_replay_instances
         instances[:] = [other for other in instances if other not in (self, router.router_replay)]
         assert router.layer_number is not None
+        # Megatron counts decoder layers from 1, over all stages together.
         self.layer_number = int(router.layer_number) - 1
         self._router, self._gate, self._owner = router, gate, owner
         self._num_responses = 0
@@ -203,6 +206,7 @@ class _RouterHook(RouterReplay):
         self._seen = hidden_ND.detach(), logits_NE.detach()  # a choice has no gradient
         if flight.context.plan.gates == "live":
             return logits_SBE
+        # Not detached, unlike the choice: with predicted gates the gradient also reaches hidden states through W_p.
         weighed_NE = flight.context.weighed_logits(self.layer_number, hidden_ND, logits_NE)
         return position_major(weighed_NE, self._num_responses).view_as(logits_SBE)
 
@@ -225,6 +229,7 @@ class _RouterHook(RouterReplay):
         (hidden_ND, logits_NE), self._seen = self._seen, None
         arguments = (self.layer_number, hidden_ND, logits_NE, topk, self._gate, self._router.expert_bias)
         if is_recomputation:
+            # The context opens a recomputation per layer, so by itself it would not notice a layer's second one.
             if self.layer_number in flight.recomputed:
                 raise LedgerError(f"layer {self.layer_number}: expected one recomputation per backward, got another")
             flight.recomputed.add(self.layer_number)
@@ -249,6 +254,7 @@ def in_flight(chunks: Sequence[ChunkReplay]) -> Iterator[None]:
         if any(left):
             raise LedgerError(f"expected the backward of every forward, got {sum(left)} forwards without it")
     except BaseException:
+        # A flight left behind would fail the next pass, whose backward would not be the first in line.
         for chunk in chunks:
             chunk.clear()
         raise

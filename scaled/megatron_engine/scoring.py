@@ -112,6 +112,7 @@ class _Slice:
         dist.all_reduce(largest_c, op=dist.ReduceOp.MAX, group=self.group)
         logits_cW -= largest_c[:, None]
         is_mine_cJ, column_cJ = self.columns(tokens_cJ)
+        # Before `mul_` below overwrites the logits. One rank has a token's logit, so the sum over ranks is that logit.
         logit_cJ = torch.where(is_mine_cJ, logits_cW.gather(1, column_cJ), 0.0)
         weights_cW = logits_cW.exp()
         # Without the padding rows: they have no probability, and 0 * -inf is NaN.
@@ -152,6 +153,7 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_nJ: Tensor, *_: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_nD, weight_WD, tokens_nJ, largest_n, total_n = ctx.saved_tensors
+        # The J tokens of a row share its softmax term, which takes the sum of their gradients.
         grad_n = grad_nJ.sum(1)
         grad_hidden_nD, grad_WD = torch.empty_like(hidden_nD), None
         for part in _chunks(len(tokens_nJ), ctx.chunk):

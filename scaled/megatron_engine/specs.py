@@ -169,6 +169,7 @@ def _query_norm(shape: ModelShape, num_heads: int, parts: dict[str, Any]) -> Any
 
 
 def _experts_spec(parts: dict[str, Any]) -> ModuleSpec:
+    # MoELayer builds it only where the configuration has a size for it.
     shared = ModuleSpec(module=SharedExpertMLP, submodules=parts["mlp"])
     return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=parts["experts"], shared_experts=shared))
 

@@ -128,6 +128,7 @@ def load_hf(
 def _fill(weight: RankWeight, part: int, piece: Tensor) -> None:
     place = weight.parts(weight.tensor.data)[part]
     if len(weight.rule.names) == 1:
+        # The place may be longer than the piece: the rows that pad a vocabulary, which `load_hf` has zeroed.
         place[tuple(slice(0, size) for size in piece.shape)].copy_(piece)
     else:
         place.copy_(piece.reshape(place.shape))
@@ -190,6 +191,7 @@ def _shared_out(found: Iterable[RankWeight], layout: Layout) -> Iterator[RankWei
     Replicas hold the same bits and compute the same shares, so no message is needed. Routers are the first replica's,
     which folds the predictor into them.
     """
+    # Experts are counted apart, as they have replicas of their own (edp).
     loads = {True: [0] * layout.edp_size, False: [0] * layout.num_replicas}
     for weight in found:
         if weight.rule.is_copy:
@@ -205,6 +207,7 @@ def _gathered(view: Tensor, weight: RankWeight, part: int, group: Any) -> Tensor
     size, axis = weight.rule.shapes[part], weight.rule.axis
     if weight.num_shards == 1 or axis is None:
         return view.reshape(size).clone()  # the next update changes the parameter in place
+    # A part's blocks are adjacent rows of the whole tensor, so the shards join along its axis.
     own = view.reshape(-1, *size[1:]).contiguous() if len(weight.rule.names) > 1 else view.contiguous()
     shards = [torch.empty_like(own) for _ in range(weight.num_shards)] if weight.shard == 0 else None
     dist.gather(own, shards, group=group, group_dst=0)

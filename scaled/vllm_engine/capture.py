@@ -149,6 +149,7 @@ class FeatureStore:
         if len(kept) < request.num_features + OVERRUN:
             return list(rows)
         bound = max(request.key(row) for row in kept)
+        # Or equal: the kept row with the largest key, run again, must replace itself.
         return [row for row in rows if request.key(row) <= bound]
 
     def _drop_largest(self, name: str, limit: int) -> None:

@@ -111,6 +111,7 @@ class VllmEngine:
         touched: ValueError names those that are missing, unexpected, repeated or misshapen. Cached prefixes of the old
         weights are dropped.
         """
+        # On a cluster they are views of shared memory, so that collecting them copies nothing.
         given: dict[str, Tensor] = {}
         repeated: list[str] = []
         for name, tensor in named_tensors:
@@ -234,6 +235,7 @@ class VllmEngine:
     def _record(self, requests: Sequence[Request], recorded: Any, num_rows: dict[str, int]) -> RoutingRecord:
         num_tokens = [rows + 1 for rows in num_rows.values()]
         if self.routes == "official":
+            # Over all decoder layers, as vLLM's own rows are: `record` cuts both to the MoE layers.
             lost = (self.shape.num_layers, self.shape.experts_per_token)
             rows = [
                 routes.unknown(num_rows[r.name], *lost) if r.routes is None else routes.joined(r.routes)

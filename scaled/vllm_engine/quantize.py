@@ -248,6 +248,7 @@ def _widths(shape: ModelShape, tp: int) -> dict[str, int]:
     latent = shape.latent_attention
     if latent is None:
         widths["num_heads x head_dim / tensor_parallel"] = shape.num_heads * shape.head_dim // tp
+        # vLLM copies key-value heads where there are more ranks than heads.
         widths["num_kv_heads x head_dim / tensor_parallel"] = max(1, shape.num_kv_heads // tp) * shape.head_dim
     else:
         heads = shape.num_heads // tp

@@ -109,7 +109,9 @@ def sampling_params(
         stop_token_ids=[] if stop_token is None else [stop_token],
         ignore_eos=True,  # no token but `stop_token` ends a response
         detokenize=False,
+        # 0 still gives the sampled token's own.
         logprobs=num_top,
+        # The cache itself may be on without `prefix_caching`: vLLM's own routes need it (arguments.py).
         skip_reading_prefix_cache=not rollout.prefix_caching,
         extra_args={OPTIONS: options} if options else None,
         output_kind=RequestOutputKind.DELTA,
@@ -129,6 +131,7 @@ def scoring_params() -> Any:
         max_tokens=1,
         temperature=0,
         logprobs=0,
+        # With these vLLM does not read its prefix cache, whose tokens would have no log-probabilities.
         prompt_logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

@@ -46,6 +46,7 @@ class RolloutWorker(_platform_worker()):
         """Loads the model and binds the recorders."""
         super().load_model(**kwargs)
         options = self.vllm_config.additional_config[OPTIONS]
+        # Gates are whole on every tensor-parallel rank, so that one record is enough.
         self._is_recorder = get_tp_group().is_first_rank
         self._model = self.model_runner.get_model()
         self._capturer = self._bind_capturer() if options["capture"] else None
@@ -80,6 +81,7 @@ class RolloutWorker(_platform_worker()):
     def _record_gates(self, is_on: bool) -> None:
         if is_on and self._gates is None:
             config = self.vllm_config.model_config
+            # At the first use: its buffers hold a whole step at every layer, and only predicted rollouts need them.
             self._gates = GateRecorder(
                 self._model,
                 self._num_buffer_rows,
@@ -121,6 +123,7 @@ class RolloutWorker(_platform_worker()):
             asked = _options(request)
             if "num_features" in asked:
                 # All keys in one draw of the request's own stream: they do not depend on its neighbours.
+                # In float64, as thousands of float32 keys would have ties, which go to early rows.
                 keys = torch.rand(asked["max_rows"], generator=stream(asked["seed"]), dtype=torch.float64)
                 self._features.open(
                     request.req_id, FeatureRequest(len(request.prompt_token_ids), asked["num_features"], keys)
@@ -198,6 +201,7 @@ class RolloutWorker(_platform_worker()):
     def _without_unread_prompts(self) -> Iterator[None]:
         batch = self.model_runner.input_batch
         unread = np.nonzero(self.model_runner.discard_request_mask.np[: batch.num_reqs])[0]
+        # vLLM draws for these from its default generator and throws the token away.
         held = {int(i): batch.generators.pop(int(i)) for i in unread if int(i) in batch.generators}
         try:
             yield

@@ -150,6 +150,14 @@ def test_chi2_token_and_seq() -> None:
     assert d.chi2_seq(old, mu, mask).item() == pytest.approx((9 + 2.25) / 2 - 1)
 
 
+def test_a_long_responses_chi2_is_finite() -> None:
+    """A product of 1,000 token ratios at 0.05 nats each has a square beyond float32; the metric stops at e^75."""
+    gap = torch.full((8192, 1000), 0.05)
+    found = d.chi2_seq(gap, torch.zeros_like(gap), gap > 0).item()
+    assert found == pytest.approx(math.exp(d.SATURATION), rel=1e-5)
+    assert math.isnan(d.chi2_seq(torch.full((1, 2), math.nan), torch.zeros(1, 2), torch.ones(1, 2) > 0).item())
+
+
 def test_masked_mean() -> None:
     """A value under False changes no result and gets exactly zero gradient, and the mean of nothing is an error."""
     x = torch.tensor([[1.0, math.nan, 4.0, math.inf]], dtype=torch.float64, requires_grad=True)

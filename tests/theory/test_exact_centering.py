@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from theory.exact.batch import Batch
 from theory.exact.engines import engine
 from theory.exact.expected import Update
 from theory.exact.groups import Group
+from theory.exact.noise import variance
 from theory.exact.training import Settings, train
 from theory.objectives import Objective, Top, Totals, correction, preset
 from theory.streams import stream
@@ -86,6 +88,19 @@ def test_a_run_with_it_is_the_run_with_the_score_centred() -> None:
         ends.append(train(task, first, error, Settings(objective, "sgd", 0.5, 10, centred=centred)).policy.parameters)
     assert torch.allclose(ends[0], ends[1], atol=1e-12)
     assert float((ends[0] - ends[2]).norm()) > 1e-2
+
+
+def test_its_rows_have_no_variance() -> None:
+    """The column is of the score as it is: nan beside centering, and an error where it is asked for directly."""
+    task, first = make_task(T=2)
+    error = engine("fixed", 0.5, first, stream(0, "drift"))
+    columns = {
+        one.centering: train(task, first, error, Settings(one, "sgd", 0.5, 1))["variance"]
+        for one in (CENTRED, preset("reinforce"))
+    }
+    assert all(math.isnan(value) for value in columns["full"]) and all(value > 0 for value in columns["none"])
+    with pytest.raises(ValueError, match="variance: expected an objective without centering, got reinforce's"):
+        variance([updates(CENTRED, Group(None))[0]])
 
 
 def test_what_does_not_know_it_refuses_it() -> None:

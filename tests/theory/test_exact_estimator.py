@@ -14,6 +14,7 @@ from tests.theory.exact_runs import REJECTING
 from tests.theory.exact_world import World, log_probabilities, make_world
 from theory import advantages
 from theory.exact.estimator import Estimate, estimate
+from theory.exact.expected import expected_update
 from theory.exact.groups import Group
 from theory.exact.policies import JacobianPolicy
 from theory.exact.problem import Problem, true_gradient, value
@@ -151,6 +152,19 @@ def test_a_group_s_own_mean_shrinks_by_its_own_share() -> None:
         assert shrunk.direction_bias < 1e-6  # the root of 1 - cosine^2, itself exact to 1e-15
         whole = estimate(world.problem, preset("reinforce", advantage="leave_one_out"), Group(G))
         assert whole.bias < 1e-12
+
+
+@pytest.mark.parametrize("G", [None, 4])
+def test_a_response_that_mu_never_samples_adds_nothing(G: int | None) -> None:
+    """Where mu cuts the tail off, weights on pi/mu are infinite off its support: the mean is the expected update's."""
+    world = make_world()
+    p = world.problem
+    cut = [torch.where(x_nV == x_nV.min(1, keepdim=True).values, -math.inf, x_nV).log_softmax(1) for x_nV in p.logp_mu]
+    problem = Problem(p.policy, cut, p.logp_old, p.reward_Y)
+    weighted = preset("reinforce", correction=correction("token_is", numerator="pi"))
+    exact = estimate(problem, weighted, Group(G))
+    assert torch.allclose(exact.mean, expected_update(problem, weighted, Group(G)).gradient, atol=1e-12)
+    assert 0 < exact.variance < math.inf
 
 
 def test_an_infinite_group_is_the_limit_of_large_ones() -> None:

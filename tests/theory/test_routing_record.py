@@ -227,9 +227,11 @@ def test_a_record_cannot_be_built_invalid() -> None:
     good = pack()
     rows = len(good.experts)
     unsorted = good.experts.flip(-1)
+    half = torch.tensor([[[-1, 5, -1]]], dtype=torch.int8)  # missing by its ends alone
     cases = [
         ((good.experts.long(), good.offsets, LAYERS, 8), "expected ids as torch.int8, got torch.int64"),
         ((unsorted, good.offsets, LAYERS, 8), "row 0, layer 1: expected distinct ascending"),
+        ((half, torch.tensor([0, 1]), (0,), 8), r"or -1 in every slot, got \[-1, 5, -1\]"),
         ((good.experts, good.offsets, LAYERS, 3), "expected distinct ascending expert ids in \\[0, 3\\)"),
         ((good.experts, good.offsets, (1, 2), 8), "expected 3 layer numbers for 3 layers of ids, got 2"),
         ((good.experts, good.offsets, (2, 1, 5), 8), r"ascending layer numbers .* got \[2, 1, 5\]"),

@@ -34,6 +34,17 @@ def test_the_level_of_three_tokens() -> None:
     assert clip_level(log_ratio, third, mask, 1e-9) == pytest.approx(math.sqrt(1e-9))
 
 
+def test_a_mean_above_the_budget_by_rounding_has_no_level() -> None:
+    """A budget one unit below the mean, as a sum in another order gives it: tau is the largest |log r|, or none."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        log_ratio = 0.2 * torch.randn(1, 50, dtype=torch.float64, generator=generator)
+        mask = torch.ones_like(log_ratio, dtype=torch.bool)
+        mean = float(log_ratio.square().flatten().sort().values.sum()) / 50
+        tau = clip_level(log_ratio, log_ratio.sign(), mask, math.nextafter(mean, 0))
+        assert tau == math.inf or tau == pytest.approx(log_ratio.abs().max().item(), rel=1e-6)
+
+
 @given(batch=batches(corners=MODERATE), budget=st.sampled_from([1e-4, 0.04, 0.3]))
 def test_capping_at_the_level_meets_the_budget(batch: Batch, budget: float) -> None:
     """The mean of min((log r)^2, tau^2) over what moves away is the budget; without a level it is within it."""

@@ -48,6 +48,12 @@ def test_gmpo_without_bounds_is_gspo_without_bounds(batch: Batch) -> None:
     same(batch.gradient(preset("gmpo", **OPEN)), batch.gradient(preset("gspo", **WIDE)))
 
 
+def test_gmpo_with_a_width_beyond_float64_is_without_a_bound() -> None:
+    """exp(1000) is infinite: no ratio reaches it."""
+    batch = one_response((0.6, 0.3, 0.3), (0.5, 0.4, 0.4))
+    same(batch.gradient(preset("gmpo", eps_high=1000.0)), batch.gradient(preset("gmpo", eps_high=700.0)))
+
+
 def test_gmpo_clips_one_token_and_keeps_the_others() -> None:
     """Ratios 2 and 1.25, A = 2: l = 0.4 and log 1.25; the second token alone moves the mean."""
     batch = one_response((0.6, 0.3, 0.3), (0.5, 0.4, 0.4))
@@ -56,6 +62,14 @@ def test_gmpo_clips_one_token_and_keeps_the_others() -> None:
     same(batch.gradient(preset("gmpo")), torch.tensor([[0.0, 2 * s / 2]]))
     # For A < 0 a large ratio is not held, a small one is.
     same(replace(batch, advantages=-batch.advantages).gradient(preset("gmpo")), -torch.ones(1, 2) * math.sqrt(2.5))
+
+
+def test_a_product_over_a_long_response_has_a_finite_mean() -> None:
+    """CTPO's product of 1,000 ratios of e^0.2 overflows float32; every token is clipped, the metric is e^75."""
+    long = torch.full((1, 1000), 0.2, dtype=torch.float32)
+    out = preset("ctpo")(long, 0 * long, 0 * long, torch.ones(1, dtype=torch.float32), long > 0)
+    assert out.metrics["actor/ratio_mean"].item() > 1e30 and math.isfinite(out.metrics["actor/ratio_mean"])
+    assert math.isfinite(out.objective)
 
 
 def test_vespo_on_two_tokens() -> None:

@@ -75,6 +75,7 @@ def gap_conditional_fisher(problem: Problem) -> Bound:
     """
     total = torch.zeros((), dtype=torch.float64)
     for depth in _depths(problem):
+        # reach_mu (W_<t Q_pi - Q_mu), as W_<t = reach_pi / reach_mu: its square over reach_mu is the term under E_mu.
         mixed_nV = depth.reach_pi_n[:, None] * depth.q_pi_nV - depth.reach_mu_n[:, None] * depth.q_mu_nV
         mean_n1 = (depth.pi_nV * mixed_nV).sum(1, keepdim=True)
         variance_n = (depth.pi_nV * (mixed_nV - mean_n1).square()).sum(1)
@@ -130,6 +131,7 @@ def _depths(problem: Problem) -> Iterator[_Depth]:
     T, W = tree.max_length, tree.num_continuing
     norms, final, tails = edge_norms(problem.target), tree.zero_edges(), tree.zero_edges()
     reward_Y = centred(problem)
+    # `conditionals` walks the same chunks, so that `rows` numbers the responses of `paths`.
     for (rows, _), (paths, pi_BT, mu_BT) in zip(tree.chunks(), conditionals(tree, pi, mu), strict=True):
         is_last_BT = torch.arange(T) == paths.length_B[:, None] - 1
         # `final`: rewards of the edges that end a response. `tails`: TV_>t, summed over the responses through an edge.
@@ -140,6 +142,7 @@ def _depths(problem: Problem) -> Iterator[_Depth]:
     for t in range(T - 1, -1, -1):
         # The reward given y_<=t: mean under pi, mean under mu, largest, smallest. `below` is empty at the last depth.
         q_pi_nV, q_mu_nV, high_nV, low_nV = each = [final[t].clone() for _ in range(4)]
+        # Node n's children are nodes n W to n W + W - 1 of the next depth.
         for q_nV, value_n in zip(each, below, strict=False):
             # Only the continuing tokens: an end token, the last column, keeps its own reward.
             q_nV[:, :W] = value_n.view(-1, W)

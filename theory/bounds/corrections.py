@@ -175,6 +175,7 @@ def seq_tis_variance(problem: Problem, cap: float) -> Bound:
     gradients.
     """
     T = problem.target.tree.max_length
+    # One number per step: `_variance` then has T twice, from their count and from their sum.
     second_T = (1 + prefix_chi2(problem)[-1]).clamp(max=cap).expand(T)
     return _variance("seq_tis_variance", problem, SeqTIS("pi", cap), second_T)
 
@@ -196,6 +197,7 @@ def _clip(eps_low: float, eps_high: float) -> Objective:
 
 
 def _objective(ratio: ratios.Ratio, region: TrustRegion, correction: Correction) -> Objective:
+    # The advantage named here is never computed: `_expected` takes an infinite group without a baseline.
     return Objective("audited", "group_mean", ratio, region, correction, token_sum)
 
 

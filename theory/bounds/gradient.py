@@ -75,6 +75,7 @@ def gap_triangle(problem: Problem) -> Bound:
     norms, total = edge_norms(problem.target), torch.zeros((), dtype=torch.float64)
     centred_Y = centred(problem)
     for (rows, _), (paths, pi_BT, mu_BT) in zip(tree.chunks(), conditionals(tree, pi, mu), strict=True):
+        # mu |W - w_t| without a division: mu W is pi, and mu w_t is pi_t times the product of mu's other steps.
         each_BT = pi_BT * (others(pi_BT) - others(mu_BT)).abs() * tree.gather(norms, paths)
         total += (centred_Y[rows].abs()[:, None] * each_BT).sum()
     return Bound("gap_triangle", gap(problem).norm(), total)
@@ -183,6 +184,7 @@ def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
     weights = [r_n[:, None] * x_nV.exp() for r_n, x_nV in zip(reach, policy.logp(), strict=True)]
     # Zeros serve: only the derivative of the pullback is used, and it is the same everywhere.
     cotangents = [torch.zeros_like(w_nV, requires_grad=True) for w_nV in weights]
+    # It must keep its graph to the cotangents, as in theory/exact/policies.py; `NetworkPolicy`'s pullback does not.
     pulled_Q = policy.pullback(cotangents)
     Q = len(pulled_Q)
 
@@ -198,10 +200,12 @@ def fisher_eigenvalue(problem: Problem) -> Float[Tensor, ""]:
         return torch.linalg.eigvalsh(torch.from_numpy(dense)).max()
     # A fixed, generic start: a vector of ones is orthogonal to every score, whose logit gradients sum to 0.
     start = torch.rand(Q, generator=stream(0, "fisher_eigenvalue"), dtype=torch.float64).numpy()
+    # ARPACK fails on F = 0; F is 0 where it takes a generic vector to 0.
     if not apply(start).any():
         return torch.zeros((), dtype=torch.float64)
     # scipy's stubs confuse this constructor with a subclass's.
     operator = LinearOperator((Q, Q), matvec=apply, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+    # eigsh returns the largest in magnitude, here the largest, as none is negative.
     return torch.tensor(eigsh(operator, k=1, v0=start, return_eigenvectors=False)[0], dtype=torch.float64)
 
 

@@ -57,6 +57,7 @@ def kl(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch E"])
     """
     logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
     possible = logp > -torch.inf
+    # Both are 0 where p is 0: a difference of two -inf would be NaN.
     log_r = torch.where(possible, logq, 0.0) - torch.where(possible, logp, 0.0)
     # The last digit of expm1 may put a term below 0, and its root would then be NaN.
     terms = logp.exp() * (log_r.expm1() - log_r).clamp(min=0.0)
@@ -254,6 +255,7 @@ def _joint_tv(logits_p_LE: Tensor, logits_q_LE: Tensor) -> Tensor:
 
 def _check_distribution(name: str, p: Tensor) -> None:
     least, off = float(p.min()), float((p.sum(-1) - 1).abs().max())
+    # `not <=`, so that a NaN is refused too.
     if least < 0 or not off <= _rounding(p):
         raise ValueError(f"{name}: expected probabilities that sum to 1, got a sum off by {off:.3g}, least {least:.3g}")
 

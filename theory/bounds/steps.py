@@ -42,6 +42,7 @@ def whole_tv(tree: PrefixTree, logp_step: Edges, logp_p: Edges, logp_q: Edges) -
     """TV(p, q) of whole responses, both with step t replaced where there is one; in [0, 1], at least `step_tv`."""
     total_T = torch.zeros(tree.max_length, dtype=torch.float64)
     for _, step_BT, p_BT, q_BT in conditionals(tree, logp_step, logp_p, logp_q):
+        # Not masked: after the end a step is 1, and the product of the others is the whole response's probability.
         total_T += (step_BT * (others(p_BT) - others(q_BT)).abs()).sum(0)
     return total_T / 2
 
@@ -64,6 +65,7 @@ def step_chi2(tree: PrefixTree, logp_pi: Edges, logp_mu: Edges) -> Float[Tensor,
     """sum over responses that reach t of (pi - nu_t)^2 / nu_t, in [0, inf]: at most chi2(pi || nu_t)."""
     total_T = torch.zeros(tree.max_length, dtype=torch.float64)
     for paths, pi_BT, _, mu_BT in conditionals(tree, logp_pi, logp_pi, logp_mu):
+        # pi and nu_t share the factor pi_t: (pi - nu_t)^2 has it twice, nu_t once.
         total_T += torch.where(paths.is_response_BT, pi_BT * relative_square(others(pi_BT), others(mu_BT)), 0.0).sum(0)
     return total_T
 
@@ -189,6 +191,7 @@ def step_cauchy_schwarz(problem: Problem) -> Bound:
     equal to first order where it is small.
     """
     tree, pi, mu = _policies(problem)
+    # nu_t reaches step t as mu does: before t the two are the same.
     rhs_T = (reached(tree, mu) * step_chi2(tree, pi, mu)).sqrt() / 2
     return Bound("step_cauchy_schwarz", step_tv(tree, pi, pi, mu), rhs_T)
 

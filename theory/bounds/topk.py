@@ -21,6 +21,7 @@ def in_top(logits: Float[Tensor, "*batch E"], num_slots: int) -> Bool[Tensor, "*
     E = logits.shape[-1]
     if not 1 <= num_slots <= E:
         raise ValueError(f"expected from 1 to {E} slots (experts), got {num_slots}")
+    # By logits: a softmax may round two of them to one probability, a tie that is not there.
     chosen = logits.topk(num_slots, dim=-1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, chosen, True)
 
@@ -162,5 +163,6 @@ def _regret(logits_p: Tensor, logits_q: Tensor, num_slots: int) -> tuple[Tensor,
 
 
 def _if_routes_differ(value: Tensor, logits_p: Tensor, logits_q: Tensor, num_slots: int) -> Tensor:
+    # For K = E the margin and the cost are inf, but no two sets differ: the left side is 0.
     differs = (in_top(logits_p, num_slots) != in_top(logits_q, num_slots)).any(-1)
     return torch.where(differs, value, 0.0)

@@ -43,6 +43,7 @@ def sequence_excess(problem: Problem, cap: float) -> Float[Tensor, " T"]:
     """E_mu[(W - C)^+] on responses that reach t, W = prod_s w_s."""
     tree, pi, mu = policies(problem)
     excess_Y = (tree.log_probabilities(pi).exp() - cap * tree.log_probabilities(mu).exp()).clamp(min=0)
+    # The whole excess at each step of a response: the sum over t is E_mu[|y| (W - C)^+], the mass in `seq_tis_bias`.
     return torch.stack([excess_Y[tree.lengths > t].sum() for t in range(tree.max_length)])
 
 

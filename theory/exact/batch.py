@@ -114,6 +114,7 @@ class Batch:
             return self.probability_Y * (self.shares_sY > 0)
         signs_sY = torch.zeros(2, len(self.probability_Y), dtype=torch.float64)
         for one in self.groups:
+            # `number_sC` is a count in a group of G; a single response has the G-th part of it.
             each_sC = one.probability * one.moments.number_sC / self.group.num_responses
             signs_sY[:, one.rows_y] = one.within_y * each_sC[:, one.classes.index_Y]
         return signs_sY
@@ -122,9 +123,11 @@ class Batch:
     def _baseline_P(self) -> Float[Tensor, " P"]:
         """The baseline that an infinite group subtracts from the rewards of each prompt."""
         prompt_Y = self.forest.prompt_of_response
+        # A forest numbers its prompts without a gap, so that the largest number tells how many there are.
         zero_P = torch.zeros(int(prompt_Y.max()) + 1, dtype=torch.float64)
         if self.group.baseline == "none":
             return zero_P
+        # Over rejected responses too: a run takes its advantages before the objective rejects any (theory/loop.py).
         total_P = zero_P.index_add(0, prompt_Y, self.probability_Y)
         return zero_P.index_add(0, prompt_Y, self.probability_Y * self.reward_Y) / total_P
 
@@ -141,6 +144,7 @@ class Batch:
             probability_y = self.probability_Y[rows_y]
             total = float(probability_y.sum())
             kept_y, length_y = self.kept_Y[rows_y], self.forest.lengths[rows_y]
+            # Given the prompt, as all members of a group share it; `total` weighs the prompt.
             of = classes(probability_y / total, self.reward_Y[rows_y], kept_y, length_y, by_length)
             within_y = probability_y / total / of.divisor_C[of.index_Y]
             found.append(PromptGroup(total, rows_y, within_y, of, moments(self.objective, G, of)))
@@ -149,6 +153,7 @@ class Batch:
     def _finite_shares_sY(self) -> Tensor:
         shares_sY = torch.zeros(2, len(self.probability_Y), dtype=torch.float64)
         for one in self.groups:
+            # No division by G: `first_sC` sums over the members, and the denominator in a is the group's.
             shares_sY[:, one.rows_y] = (one.moments.first_sC / one.classes.divisor_C)[:, one.classes.index_Y]
         return shares_sY
 
@@ -178,6 +183,7 @@ class Batch:
         term_BT = torch.zeros_like(self.old_BT).requires_grad_()
         (factor_BT,) = torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)
         total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
+        # `total_N` is a view of its row of `total_sN`.
         for total_N, share_Y in zip(total_sN, self.shares_sY, strict=True):
             total_N.index_add_(0, node_BT[on], ((self.probability_Y * share_Y)[:, None] * factor_BT)[on])
         return total_sN

@@ -31,6 +31,7 @@ def response_gradients(
     ids_NJ = mu_NV.topk(min(objective.num_top, tree.num_tokens), dim=1).indices
     # From here on nodes are numbered over all depths, so that one index finds an edge.
     rows = []
+    # Few at a time: `_edges` holds every edge of the tree once per response.
     for _, paths in tree.chunks(4096):
         node_BT = paths.nodes_BT + tree.first_nodes_T
         for edges_NV in _edges(objective, sign, paths, node_BT, ids_NJ, (pi_NV, old_NV, mu_NV)):

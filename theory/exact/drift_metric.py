@@ -28,6 +28,7 @@ def token_drift(update: Update) -> float:
         return math.nan
     total = 0.0
     for sign, square_Y in zip((1.0, -1.0), _squared_advantages(batch), strict=True):
+        # At one sign the gap is linear in the advantage: its square at A = +1 or -1 is scaled by A^2 below.
         sign_Y = torch.full_like(batch.probability_Y, sign)
         x_BT, _ = squared_drift(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
         total += float((batch.probability_Y * square_Y * x_BT.sum(1)).sum())

@@ -84,6 +84,7 @@ class Engine:
 
     def roll_out(self, sampling: MovablePolicy, policy: MovablePolicy) -> list[Rollout]:
         """A rollout from every sampler; gradients are those of the policy itself."""
+        # The trainer scores with its present weights, so that an engine's lag is part of mu's distance from old.
         old = policy.logp()
         return [Rollout(mu, old) for mu in self.samplers(sampling)]
 
@@ -207,6 +208,7 @@ def engine_at(name: str, level: float, first: MovablePolicy, generator: torch.Ge
         return engine(name, 0.0, first, generator)
     if name not in ERRORS:
         raise unknown_name("engine error", name, ("exact", *ERRORS))
+    # One dial for the search and the engine: another draw of noise would be at another distance.
     dial, logp = ERRORS[name](first, generator), first.logp()
 
     def distance(scale: float) -> float:

@@ -95,6 +95,7 @@ def estimate(
     weights = moments(objective, group.num_responses, of, generator)
     # The probability of each response with each sign of its advantage, which weighs it in a budget's mean.
     signs_sY = (weights.number_sC / group.num_responses / of.divisor_C)[:, of.index_Y] * log_mu_Y.exp()
+    # Only after the moments: a budget moves the bounds, on which advantages and denominators do not depend.
     objective = _settled(problem, objective, signs_sY)
     means, squares_sC = _class_gradients(problem, objective, log_mu_Y, of)
     # Shares are magnitudes: the sign of an advantage is in u already.
@@ -188,6 +189,9 @@ def _coefficients(
 ) -> Float[Tensor, "B T"]:
     tree = problem.target.tree
     pi_BT, old_BT, mu_BT = (tree.gather(x, paths) for x in (logp_pi, problem.logp_old, problem.logp_mu))
+    # As `Batch.mu_BT`: a response that mu never samples adds 0, not 0 times an infinite weight.
+    is_sampled_B = ~(paths.is_response_BT & mu_BT.isneginf()).any(1)
+    mu_BT = torch.where(is_sampled_B[:, None], mu_BT, old_BT)
     shift_BT = None if problem.router_shift is None else at_nodes(tree, problem.router_shift, paths)
     mean = _log_mean(problem, objective)
     return coefficients(objective, pi_BT, old_BT, mu_BT, advantages, paths.is_response_BT, shift_BT, mean)

@@ -63,6 +63,7 @@ class Update:
         on_BT = batch.forest.whole.is_response_BT
         if batch.token_shares_BT is None:
             return within_budget(apart, logp, on_BT, batch.signs_sY)
+        # Tokens carry their own signs; the two halves only have to add up to the response's probability.
         return within_budget(apart, logp, on_BT, batch.probability_Y.expand(2, -1) / 2, batch.token_shares_BT)
 
     @cached_property
@@ -85,6 +86,7 @@ class Update:
         """The weight of every token's grad log pi in its response's update, at the response's mean share."""
         if self.batch.token_shares_BT is None:
             return self.combined(self.batch.shares_sY[:, :, None])
+        # Shares in the place of advantages: the objective is linear in an advantage of a given sign.
         return self._coefficients(slice(None), self.batch.token_shares_BT)
 
     @cached_property
@@ -92,6 +94,7 @@ class Update:
         """The weight of every edge's grad log pi in the drift."""
         mean_BT = self.batch.prefix_shares_BT
         if self.batch.token_shares_BT is None:
+            # The coefficient is that of the mean's sign, not of the sign of the response's own share.
             each_BT = self.combined(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)]))
         else:
             each_BT = self._coefficients(slice(None), mean_BT)
@@ -164,6 +167,7 @@ def mean_gradient(updates: Sequence[Update], centred: bool = False) -> Float[Ten
 
 def _mean(updates: Sequence[Update], edges: Sequence[Edges]) -> Float[Tensor, " Q"]:
     # A pullback is linear: updates of one policy are summed on their edges and pulled back together.
+    # By identity: the updates keep their policies alive, so that no id is used twice.
     own: dict[int, list[int]] = {}
     for k, update in enumerate(updates):
         own.setdefault(id(update.policy), []).append(k)

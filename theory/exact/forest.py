@@ -41,6 +41,7 @@ class Forest(PrefixTree):
             raise ValueError(f"probabilities: expected positive numbers with the sum 1, got {self.probabilities}")
         if set(self.prompts) != set(range(max(self.prompts) + 1)):
             raise ValueError(f"prompts: expected the numbers from 0 without a gap, got {self.prompts}")
+        # Last, as it counts the responses of all contexts.
         super().__post_init__()
 
     @staticmethod

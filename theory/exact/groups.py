@@ -51,6 +51,7 @@ def classes(
     by_length: bool,
 ) -> Classes:
     """Responses sorted into classes; `by_length` where the denominator counts tokens. Rejected ones have 0 tokens."""
+    # Without lengths in the denominator there are fewer classes, and so far fewer groups to enumerate.
     tokens_Y = torch.where(is_kept_Y, num_tokens_Y, 0) if by_length else torch.zeros_like(num_tokens_Y)
     # float64 holds all three exactly, so that equal rows are one class.
     keys = torch.stack([reward_Y.double(), is_kept_Y.double(), tokens_Y.double()], dim=1)

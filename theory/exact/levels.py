@@ -123,7 +123,7 @@ def last(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
 
 
 def sum_modulo(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
-    """1 where the tokens sum to a number drawn at random, modulo the vocabulary: a small arithmetic task."""
+    """1 where the tokens but the end token sum to a number drawn at random, modulo W: a small arithmetic task."""
     chosen = int(torch.randint(tree.num_continuing, (), generator=generator))
     rows = []
     for _, paths in tree.chunks():

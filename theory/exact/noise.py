@@ -24,8 +24,10 @@ def variance(updates: Sequence[Update]) -> float:
     """The trace of the covariance of one group's estimate, times its number of responses; B responses leave it / B.
 
     On one prompt and sampler it is `Estimate.variance` (theory/exact/estimator.py). In squared units of the objective
-    per parameter; the score is not centred.
+    per parameter; the score is not centred. Raises ValueError for an objective that centres it itself.
     """
+    if updates[0].batch.objective.centering != "none":
+        raise ValueError(f"variance: expected an objective without centering, got {updates[0].batch.objective.name}'s")
     G = updates[0].batch.group.num_responses
     each = [_second_of_responses(one) if G is None else _second_of_groups(one) for one in updates]
     mean = torch.stack([one.gradient for one in updates]).mean(0)
@@ -130,6 +132,7 @@ def _weights_of_groups(updates: Sequence[Update], generator: torch.Generator) ->
     for update, between_P in zip(updates, between_KP, strict=True):
         weights_sY = torch.zeros(2, len(update.pi_BT), dtype=torch.float64)
         for one, between in zip(update.batch.groups, between_P, strict=True):
+            # The covariance within is the mean of the parts' own: each draw enters by the root of its chance.
             own_sy = (one.probability / K) ** 0.5 * _within(one, generator)
             # Within a class all members have one advantage: they share its mean by their probabilities.
             mean_sy = one.moments.first_sC[:, one.classes.index_Y] * one.within_y
@@ -142,11 +145,13 @@ def _within(of: PromptGroup, generator: torch.Generator) -> Float[Tensor, "2 y"]
     """Gaussian weights of one prompt's responses: which members of a class are drawn, and how much each class gets."""
     index_y, first_sC, square_sC = of.classes.index_Y, of.moments.first_sC, of.moments.square_sC
     C = len(of.classes)
+    # Independent over signs: an advantage has one, and which member of a class gets it does not depend on it.
     e_sy = _normal((2, len(index_y)), generator)
     rooted_sy = of.within_y.sqrt() * e_sy
     sums_sC = torch.zeros(2, C, dtype=torch.float64).index_add_(1, index_y, rooted_sy)
     # A multinomial's covariance within each class: these weights sum to 0 over the class.
     which_sy = square_sC.sqrt()[:, index_y] * (rooted_sy - of.within_y * sums_sC[:, index_y])
+    # E[S S^T] of the sums S of |a| by class and sign: each response with itself, and pairs of two.
     covariance = square_sC.flatten().diag() + of.moments.cross_sCsC.reshape(2 * C, 2 * C)
     values, vectors = torch.linalg.eigh(covariance - first_sC.flatten().outer(first_sC.flatten()))
     # Rounding leaves eigenvalues of -1e-17: the covariance is singular wherever a class has one sign.
@@ -165,6 +170,7 @@ def _centre(update: Update, weight_Y: Float[Tensor, " Y"]) -> Float[Tensor, "B T
     for total_N, each_Y in ((passed_N, weight_Y), (reach_N, batch.probability_Y)):
         total_N.index_add_(0, node_BT[on], each_Y[:, None].expand_as(node_BT)[on])
     mean_N = torch.where(reach_N > 0, passed_N / reach_N, 0.0)
+    # The coefficient at A = 1 serves both signs: `draw` centres only objectives that treat them alike.
     ones_sY1 = torch.stack([torch.ones_like(weight_Y), torch.zeros_like(weight_Y)])[:, :, None]
     return torch.where(on, batch.probability_Y[:, None] * mean_N[node_BT] * update.combined(ones_sY1), 0.0)
 

@@ -181,6 +181,7 @@ class LinearPolicy:
     def squared_norms(self, coefficients_BT: Float[Tensor, "B T"], paths: Paths) -> Float[Tensor, " B"]:
         """||sum_t c_t phi_t (e_(y_t) - pi_t)^T||^2 / temperature^2 of each path."""
         B, V = len(coefficients_BT), self.tree.num_tokens
+        # Summed over steps before the square: nodes share parameters, so that their gradients are not orthogonal.
         total_BFV = torch.zeros(B, *self.theta.shape, dtype=torch.float64)
         for t, (features_nF, logp) in enumerate(zip(self._features, self.logp(), strict=True)):
             node_B, token_B = paths.nodes_BT[:, t], paths.tokens_BT[:, t]

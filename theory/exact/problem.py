@@ -70,6 +70,7 @@ def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
     for rows, paths in tree.chunks():
         each_B1 = (probability_Y[rows] * centred_Y[rows])[:, None]
         tree.scatter(edges, each_B1.expand(-1, tree.max_length), paths)
+    # The target's, also where another policy is `trained`: the bias of replayed routes is measured against it.
     return problem.target.pullback(edges)
 
 

@@ -60,6 +60,7 @@ def baselines(
     for rows, paths in tree.chunks():
         W_BT, p_B1, R_B1 = tree.gather(energy, paths).cumsum(1), probability_Y[rows, None], reward_Y[rows, None]
         ones_BT = torch.ones_like(W_BT)
+        # Each `sum_PT` is a view of `sums_4PT`, which is filled in place.
         for sum_PT, x_BT in zip(sums_4PT, (W_BT * R_B1, W_BT, ones_BT * R_B1, ones_BT), strict=True):
             sum_PT.index_add_(0, prompt_Y[rows], torch.where(paths.is_response_BT, p_B1 * x_BT, 0.0))
     weighted_PT, weight_PT, total_PT, reach_PT = sums_4PT

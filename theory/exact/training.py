@@ -126,6 +126,7 @@ def train(
     move = _mover(task, first, engine, settings, step)
     # former[0] is the policy of `lag` rollouts ago, or the first one in a run that is younger.
     policy, former, rolled = first, deque([first], maxlen=settings.lag + 1), []
+    # One pass more than updates: the last only observes.
     for number in range(settings.num_updates + 1):
         if number % settings.num_minibatches == 0:
             former.append(policy)
@@ -163,6 +164,7 @@ def _rolled_out(
 
 
 def _updates(rolled: Rolled, policy: MovablePolicy) -> list[Update]:
+    # A router shift takes a scoring pass of the policy, so that it is asked for only where it is used.
     return [
         Update.at(
             batch, rollout.trained(policy), rollout.router_shift(policy) if batch.objective.uses_router_shift else None
@@ -193,6 +195,7 @@ def _mover(
         return lambda gradient: _runge_kutta(step, settings.rate, gradient, slope)
     # torch's optimiser moves `step` in place, by a gradient that is set here and not by autograd.
     kind = torch.optim.SGD if settings.optimizer == "sgd" else torch.optim.Adam
+    # maximize: the gradient is that of the objective, not of a loss.
     optimizer = kind([step.requires_grad_()], lr=settings.rate, maximize=True)
 
     def follow(gradient: Tensor) -> None:

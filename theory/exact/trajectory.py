@@ -97,8 +97,10 @@ def observe(
     batches = [update.batch for update in updates]
     forest, logp = task.forest, policy.logp()
     samplers, K = [batch.logp_mu for batch in batches], len(batches)
+    is_centred = centred or batches[0].objective.centering != "none"
     gradients_KQ = torch.stack([one.gradient - one.drift if centred else one.gradient for one in updates])
     gradient = gradients_KQ.mean(0)
+    # The true gradient has neither mu nor old: pi's own conditionals stand in for both.
     truth = true_gradient(Problem(policy, logp, logp, task.reward_Y))
     # For bias and cosine only: the variance has its own column.
     estimate = Estimate(gradient, truth, 0.0)
@@ -119,7 +121,8 @@ def observe(
         "drift_norm": float(torch.stack([update.drift for update in updates]).mean(0).norm()),
         "bias": estimate.bias,
         "cosine": estimate.cosine,
-        "variance": variance(updates) if has_variance and not centred else math.nan,
+        # Of the score as it is (theory/exact/noise.py): a centred update has another variance.
+        "variance": variance(updates) if has_variance and not is_centred else math.nan,
         "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
     }
 

@@ -54,6 +54,7 @@ class PrefixTree:
     has_end: bool = False
 
     def __post_init__(self) -> None:
+        # With an end token W is one less, and W = 1 would make `num_responses` divide by 0.
         least = 3 if self.has_end else 2
         if self.num_tokens < least:
             raise ValueError(f"num_tokens: expected at least {least}, got {self.num_tokens}")
@@ -197,6 +198,7 @@ class PrefixTree:
         reach = [self.roots]
         for t in range(self.max_length - 1):
             # The end token, the last of the vocabulary, leads to no node.
+            # Row-major: token v of node n leads to node n W + v of the next depth.
             reach.append((reach[t][:, None] * logp[t].exp()[:, : self.num_continuing]).reshape(-1))
         return reach
 

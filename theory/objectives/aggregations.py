@@ -49,6 +49,7 @@ class Aggregation:
         self, term_BT: Float[Tensor, "B T"], kept_BT: Bool[Tensor, "B T"], totals: Totals
     ) -> Float[Tensor, ""]:
         """The aggregate. Terms under a False mask get exactly zero gradient; with nothing kept at all it is 0."""
+        # Not a product with the mask: a nan times 0 is nan.
         return self.reduce(torch.where(kept_BT, term_BT, 0.0), kept_BT, totals)
 
 

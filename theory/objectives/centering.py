@@ -73,11 +73,13 @@ def centering_term(top: Top, kept_BT: Bool[Tensor, "B T"], coefficients: Coeffic
     there_BTJ = kept_BT[..., None] & (mu_BTJ > -torch.inf)
     # The objective's own code sees one row of T J tokens, each of which stands for itself.
     pi, old, mu = (torch.where(there_BTJ, x_BTJ, 0.0).flatten(1) for x_BTJ in given)
+    # Advantages (B, 1) broadcast over T J tokens; those per token, (B, T), would not (composition.py refuses them).
     c_BTJ = coefficients(pi, old, mu, there_BTJ.flatten(1)).view(there_BTJ.shape)
     each_BTJ = torch.where(there_BTJ, times(mu_BTJ.exp(), c_BTJ), 0.0)
     C_BTK = each_BTJ[..., : pi_BTK.shape[2]]
     if not top.is_complete:
         # (m/p) c(tail) pi(v): one quotient pi(v)/p by logarithms, and p is at least SMALLEST_TAIL.
+        # Off the mask H has no mass and the tail is log 1: the difference is -inf - 0, never nan.
         C_BTK = C_BTK - each_BTJ[..., -1:] * (pi_BTJ[..., :-1] - pi_BTJ[..., -1:]).exp()
     logp_BTK = torch.where(there_BTJ[..., : pi_BTK.shape[2]], pi_BTK, 0.0)
     return -linear(C_BTK, logp_BTK).sum(-1)

@@ -100,6 +100,7 @@ class Composition:
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering accepts, and the objective's own that makes tokens depend on each other; or None."""
         weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
+        # Rejections couple nothing: of responses they are in the mask, of tokens a function of the token's own ratio.
         if weight.weighted and weight.name not in centerings.WEIGHTS:
             return f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
         if region not in centerings.REGIONS:
@@ -132,6 +133,7 @@ class Composition:
         if self.trust_region.name not in router_shift.REGIONS:
             wanted, got = ", ".join(router_shift.REGIONS), self.trust_region.name
             raise ValueError(f"{field}: expected a trust region of {wanted}, got the trust region {got}")
+        # Such a weight stands in for the ratio (`Objective._term`), and gamma would be lost.
         if weight.numerator == "pi":
             raise ValueError(
                 f"{field}: expected a correction with numerator 'old' beside the ratio pi/old that it scales, got "
@@ -148,6 +150,7 @@ class Composition:
             raise ValueError(
                 f"{field}: expected the trust region min_clip of the ratio token to widen, got {region} of {ratio}"
             )
+        # tau is found on ratios without gamma (`within_budget`), and depends on all tokens, which centering rules out.
         if self.uses_router_shift or self.centering != "none":
             got = f"router_shift_floor {self.router_shift_floor:g}" if self.uses_router_shift else "centering"
             raise ValueError(f"{field}: expected neither a router shift nor centering beside it, got {got}")

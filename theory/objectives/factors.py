@@ -15,6 +15,8 @@ from torch import Tensor
 
 _MOST_TERMS = 2.0**24
 """The number of log-ratios of a response whose sum stays finite however large they are."""
+LARGEST = 700.0
+"""An exponent, nats, up to which the exponential is finite in float64."""
 
 
 def wide(x: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -28,6 +30,7 @@ def log_ratio(logp_a_BT: Float[Tensor, "*BT"], logp_b_BT: Float[Tensor, "*BT"]) 
     log(1/0) is finite and so large that its exponential is inf: sums of log-ratios have no inf - inf.
     """
     lowest = torch.finfo(logp_b_BT.dtype).min / _MOST_TERMS
+    # Only the denominator is held: log 0 of the numerator stays -inf, also over a denominator of 0.
     return logp_a_BT - logp_b_BT.clamp(min=lowest)
 
 
@@ -52,6 +55,7 @@ class Factor:
         return Factor(log_BT.exp(), log_BT)
 
     def __mul__(self, other: Factor) -> Factor:
+        # Never nan from numbers: a logarithm is finite or -inf, as `log_ratio` holds log(1/0) finite.
         log_BT = self.log_BT + other.log_BT
         # By values where both have all of their digits: exp(log) would round once more.
         is_plain_BT = self.is_plain & other.is_plain
@@ -115,6 +119,7 @@ def sloped(
     value_BT: Float[Tensor, "*BT"], slope_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]
 ) -> Float[Tensor, "*BT"]:
     """The value with this derivative in x, both constants: for gradients that autograd would lose to overflow."""
+    # Not value + slope (x - sg[x]), which is nan where x or the slope is infinite.
     return _Sloped.apply(value_BT.detach(), slope_BT.detach(), x_BT)
 
 

@@ -45,6 +45,7 @@ def kl_pi_ref(
         # The bracket is 0 in value and carries the gradient.
         k2_BT = divergences.k2(logp_ref_BT, logp_pi_BT)
         return divergences.k3(logp_ref_BT, logp_pi_BT.detach()) + (k2_BT - k2_BT.detach())
+    # Estimators take (q, p): p = pi is the policy that the token stands for, q = ref.
     return divergences.ESTIMATORS[estimator](logp_ref_BT, logp_pi_BT)
 
 

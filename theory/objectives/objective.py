@@ -16,19 +16,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.divergences import masked_mean
+from theory.divergences import SATURATION, masked_mean
 from theory.objectives.aggregations import Totals, count
 from theory.objectives.centering import Top, centering_term
 from theory.objectives.composition import Composition
-from theory.objectives.factors import Factor, log_ratio, wide
+from theory.objectives.factors import LARGEST, Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.router_shift import log_router_ratio
 from theory.objectives.second_moment import clip_level
 from theory.objectives.trust_regions import MinClip, Tokens
 from theory.objectives.weighing import log_mean_weight, token_weights
-
-LARGEST = 700.0
-"""An exponent, nats, up to which the exponential is finite in float64."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ class Objective(Composition):
         if advantages_BT is not None:
             advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
+        # Before the totals: rejected responses are in no denominator.
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
 
@@ -146,6 +144,7 @@ class Objective(Composition):
         tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget, weights_B1)
         # |log r| <= tau as bounds on r, which only ever widen the region's own.
         low = max(region.eps_low, -math.expm1(-tau))  # 1 for an infinite tau: no bound
+        # math.expm1 raises where the exponential is infinite.
         high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
@@ -176,6 +175,7 @@ class Objective(Composition):
             # The caller's pass may run without gradients; the coefficients are the term's own derivative.
             with torch.enable_grad():
                 leaf_Bt = pi_Bt.requires_grad_()  # a leaf: what centering hands over is detached
+                # One mask twice: only kept tokens are here, and no position is an observation.
                 weight = self._weight(log_gap_Bt.detach(), log_rho_Bt, there_Bt, there_Bt)
                 term_Bt = self._term(Tokens(leaf_Bt, old_Bt, mu_Bt, there_Bt), weight, advantages_B1)
                 return torch.autograd.grad(term_Bt.sum(), leaf_Bt)[0]
@@ -221,8 +221,10 @@ class Objective(Composition):
         if not self.ratio.symbol or not is_response_BT.any():
             return {}
         ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
-        metrics = {"actor/ratio_mean": masked_mean(ratio_BT, is_response_BT)}
+        # Products over a long response may be infinite where the bounded term, and so the update, is not.
+        metrics = {"actor/ratio_mean": masked_mean(ratio_BT.clamp(max=math.exp(SATURATION)), is_response_BT)}
         if isinstance(log_gamma_BT, Tensor):
+            # The clamp sets it to this number in its own type, to which the comparison rounds too: equal to the bit.
             at_floor_BT = log_gamma_BT <= math.log(self.router_shift_floor)
             metrics["actor/router_shift_ratio"] = masked_mean(log_gamma_BT.exp(), is_response_BT)
             metrics["actor/router_shift_clipfrac"] = masked_mean(at_floor_BT.to(ratio_BT.dtype), is_response_BT)

@@ -64,6 +64,7 @@ def _token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
 
 
 def _sequence_geometric(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+    # Not detached: each token's term has a gradient through every token of the response.
     return _mean_log(log_ratio_BT, is_response_BT).expand_as(log_ratio_BT)
 
 

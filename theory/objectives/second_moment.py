@@ -42,6 +42,7 @@ def clip_level(
     away_BT = kept_BT & (advantages_B1 * log_ratio_BT > 0)
     weight_BT = torch.ones_like(log_ratio_BT) if weights_B1 is None else weights_B1.expand_as(log_ratio_BT)
     away_BT = away_BT & (weight_BT > 0)  # weight 0 times an infinite square would be nan
+    # In float64, as the cumulative sums below run over every token of a mini-batch.
     square_n, order_n = log_ratio_BT.detach()[away_BT].double().square().sort()
     weight_n = weight_BT[away_BT].double()[order_n]
     target = budget * float(weight_n.sum())
@@ -52,7 +53,10 @@ def clip_level(
     # is the first whose own square reaches the target.
     before_n = moment_n.cumsum(0) - moment_n
     left_n = weight_n.sum() - (weight_n.cumsum(0) - weight_n)
-    first = int((before_n + left_n * square_n >= target).nonzero()[0, 0])
+    reaches_n = before_n + left_n * square_n >= target
+    if not reaches_n.any():  # the mean is above the budget by the rounding of its sum alone
+        return math.inf
+    first = int(reaches_n.nonzero()[0, 0])
     return math.sqrt(max(target - float(before_n[first]), 0.0) / float(left_n[first]))  # cumsum may round above it
 
 

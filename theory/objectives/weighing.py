@@ -28,6 +28,7 @@ def token_weights(
     log_mean_weight: float,
 ) -> Factor:
     """The weight on kept tokens, and 0 elsewhere: the weight of a rejected response may be inf."""
+    # Neither from the other: the value meets its cap to the bit, the logarithm is right where the value overflows.
     value_BT = correction.weight(log_gap_BT, is_response_BT)
     log_BT = correction.log_weight(log_gap_BT, is_response_BT)
     if rejection.name != "none":

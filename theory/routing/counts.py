@@ -26,6 +26,7 @@ class RouteCounts:
 
     def placed(self, rows: Int[Tensor, " R"], num_rows: int) -> RouteCounts:
         """These rows as the rows `rows` of `num_rows`; the others have nothing counted."""
+        # Added, not assigned: a row may be here once for each set of layers (scaled/cluster/routes.py).
         zeros = self.sum_R.new_zeros(num_rows)
         # num_d knows no rows, so that rows with nothing counted leave it as it is.
         return RouteCounts(

@@ -60,8 +60,10 @@ class RouterFeatures:
         indices, num = list(indices), len(self)
         if any(not 0 <= b < num for b in indices):
             raise ValueError(f"expected responses in [0, {num}), got {indices}")
+        # All responses in their own order: the hidden states need no copy.
         if indices == list(range(num)):
             return self
+        # By `at`, which features in other processes override (scaled/cluster/features.py): nothing is fetched here.
         return self.at(*selected_rows(self.offsets, indices))
 
     def at(
@@ -77,6 +79,7 @@ class RouterFeatures:
 
         def taken(x_FLX: Tensor) -> Tensor:
             # On rows of a kilobyte `index_select` is several times as fast as indexing.
+            # Rows first, so that the copy by columns is of the kept rows alone.
             rows_FLX = x_FLX.index_select(0, where)
             return rows_FLX if columns is None else rows_FLX[:, columns]
 
@@ -112,6 +115,7 @@ class RouterFeatures:
             if part.has_hidden != first.has_hidden:
                 raise ValueError(f"expected hidden in all parts or in none, got a difference between parts 0 and {i}")
         num_rows = [n for part in parts for n in part.offsets.diff().tolist()]
+        # By a method of the first, and from offsets alone: features in other processes are joined there.
         return first._followed_by(parts[1:], offsets_of(num_rows).to(first.offsets.device))
 
     def _followed_by(self, others: Sequence[RouterFeatures], offsets: Tensor) -> RouterFeatures:
@@ -144,8 +148,10 @@ class RouterFeatures:
         # By set of layers, of which there are a few, not by layer: rows may be those of a whole batch.
         filled = {part.layer_numbers: torch.zeros(len(all_F), dtype=torch.bool) for part, _ in parts}
         for (part, _), key_F in zip(parts, keys, strict=True):
+            # Every key is in `all_F`, so that its insertion point is its own place.
             where_F = torch.searchsorted(all_F, key_F)
             filled[part.layer_numbers][where_F] = True
+            # (F, 1) and (L,): together they index a part's block of rows and layers.
             places.append((part, (where_F[:, None], torch.tensor([layers.index(n) for n in part.layer_numbers]))))
         num_filled = _num_filled(filled, layers)
         if num_filled < len(all_F) * len(layers):
@@ -163,6 +169,7 @@ class RouterFeatures:
         """The features on these rows and layers, from parts that hold them at these places."""
 
         def filled(parts: Sequence[Tensor]) -> Tensor:
+            # NaN, not empty memory: a place that no part fills would hold a plausible number.
             out_FLX = torch.full((len(rows), len(layers), parts[0].shape[2]), torch.nan, dtype=parts[0].dtype)
             for x_FLX, (_, where) in zip(parts, places, strict=True):
                 out_FLX[where] = x_FLX
@@ -183,6 +190,7 @@ class RouterFeatures:
         if not is_same or self.layer_numbers != other.layer_numbers:
             ours, theirs = ((len(one.rows), len(one), one.layer_numbers) for one in (self, other))
             raise ValueError(f"expected features of the same (rows, responses, layers), got {ours} and {theirs}")
+        # Apart from the checks, so that features in other processes are measured where they are.
         return self._compared(other, measure)
 
     def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -202,6 +210,7 @@ class RouterFeatures:
     def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> RouterFeatures:
         self._check_layers(predictor)
         assert self.hidden is not None
+        # Widened before product and sum, as in `predictive_logits` (theory/routing/predictor.py).
         wide = torch.promote_types(self.logits.dtype, torch.float32)
         W_LDE = torch.stack([predictor[n].to(self.hidden.device, wide) for n in self.layer_numbers])
         logits = self.logits.to(wide) + sign * layer_products(self.hidden.to(wide), W_LDE)
@@ -217,6 +226,7 @@ class RouterFeatures:
 
 def _num_filled(filled: Mapping[tuple[int, ...], Bool[Tensor, " F"]], layers: Sequence[int]) -> int:
     """The number of (row, layer) pairs that some part has, from the rows that each set of layers has."""
+    # Layers with the same holders have the same rows, which are counted once and multiplied.
     holders = Counter(tuple(numbers for numbers in filled if layer in numbers) for layer in layers)
     return sum(num * int(torch.stack([filled[n] for n in own]).any(0).sum()) for own, num in holders.items())
 

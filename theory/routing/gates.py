@@ -71,6 +71,7 @@ GATES: dict[str, Gate] = {
     "deepseek_v3": Gate(
         "sigmoid", "before", renormalise=True, scaling=2.5, num_groups=8, num_top_groups=4, group_score="top2_sum"
     ),
+    # With one group `group_score` decides nothing.
     "moonlight": Gate("sigmoid", "before", renormalise=True, scaling=2.446, group_score="top2_sum"),
     "softmax_after": Gate("softmax", "after", renormalise=False),
 }
@@ -141,6 +142,7 @@ def _best(scores_NE: Tensor, num_slots: int, gate: Gate, selection_bias_E: Tenso
     if selection_bias_E is not None:
         # Not in place: `route` weighs the experts by the same scores, without the bias.
         scores_NE = scores_NE + selection_bias_E.to(scores_NE)
+    # After the bias: DeepSeek-V3 ranks its groups by the biased scores as well.
     if gate.num_top_groups < gate.num_groups:
         scores_NE = _only_top_groups(scores_NE, gate, _left_out(gate, selection_bias_E is not None))
     # Sorted, as the order of topk's ids depends on the scores.
@@ -159,6 +161,7 @@ def _weights(scores_NE: Tensor, experts_NK: Tensor, gate: Gate) -> Tensor:
 
 
 def _wide(logits_NE: Tensor) -> Tensor:
+    # Not `.float()`, in which float64 logits would lose their digits.
     return logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
 
 

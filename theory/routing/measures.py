@@ -39,6 +39,7 @@ def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[T
 def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> Int[Tensor, "R L"]:
     # numpy compares narrow integers ten times as fast as torch does on a CPU.
     a_NK, b_NK = (ids_RLK.cpu().flatten(0, 1).contiguous().numpy() for ids_RLK in (a_RLK, b_RLK))
+    # Strictly below: `counts_of` adds 1 in this type, and K + 1 must fit in it.
     d_N = np.zeros(len(a_NK), dtype=np.int8 if a_NK.shape[1] < np.iinfo(np.int8).max else np.int16)
     for start in range(0, len(a_NK), BLOCK):
         block = slice(start, start + BLOCK)
@@ -50,6 +51,7 @@ def counts_of(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> Route
     """The differences of two routings by expert ids, ascending in every row-layer, -1 where missing."""
     R, L, K = a_RLK.shape
     rows, parts = max(1, COUNTED // max(1, L)), []
+    # At least once: a record without rows has counts too, all of them 0.
     for start in range(0, max(1, R), rows):
         d_RL = _differences(a_RLK[start : start + rows], b_RLK[start : start + rows])
         # bincount takes no -1: shifted by one, and the first entry, the missing ones, dropped.
@@ -65,6 +67,7 @@ def route_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> RouteCount
     Raises ValueError where the records are over different rows, layers, slots or experts.
     """
     record_a.check_same_rows(record_b)
+    # d is symmetric, so that either side may count; only the first record's ids move.
     return record_b.compared(record_a, counts_of)
 
 
@@ -83,6 +86,7 @@ def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: 
             np.equal(a_M, b_M, out=is_equal_M)
             common_M += is_equal_M.view(np.int8)
         d_M -= common_M
+    # Slot 0 is enough: a record has -1 in every slot of a row-layer or in none.
     d_M[(a_KM[0] == MISSING) | (b_KM[0] == MISSING)] = MISSING
     d_N[where_M] = d_M
     # Rows that both lack have equal bytes, and so are not among where_M.
@@ -154,6 +158,7 @@ def sequence_level_histogram(record_a: RoutingRecord, record_b: RoutingRecord) -
     largest = record_a.num_slots * len(record_a.layer_numbers)
     is_whole_R, sum_W = _token_counts(record_a, record_b)
     means = _means_of_sequences(sum_W, is_whole_R, record_a)
+    # The floor is exact: a quotient of whole numbers this small never rounds up to an integer.
     return _histogram(means.floor().long(), largest)
 
 
@@ -218,6 +223,7 @@ def _kl_and_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor,
 
 
 def _kl(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, "F L"]:
+    # In float64: float32's rounding, some 1e-7, is as large as the KL of two close routers.
     # For equal distributions rounding gives some 1e-16 of either sign.
     return kl_p_q(logits_p_FLE.double(), logits_q_FLE.double()).clamp(min=0)
 

@@ -20,6 +20,7 @@ def offsets_of(num_rows_B: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
 
 def place(row: int, offsets: Int[Tensor, " B_plus_1"]) -> str:
     """A packed row in words: its response, and its number there."""
+    # right=True: past responses without rows, whose offsets are equal.
     b = int(torch.searchsorted(offsets, row, right=True)) - 1
     return f"response {b}, row {row - int(offsets[b])}"
 
@@ -38,6 +39,7 @@ def selected_rows(
     Raises ValueError for a response that does not exist.
     """
     num = offsets.shape[0] - 1
+    # Checked, as indexing would take a negative number from the end.
     for b in indices:
         if not 0 <= b < num:
             raise ValueError(f"expected a response in [0, {num}), got {b}")

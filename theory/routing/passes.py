@@ -113,6 +113,7 @@ class RoutingPlan:
 
     def expected_layers(self, layer_numbers: Sequence[int] | None) -> list[int] | None:
         """The layers that a pass routes: the model's, or those that the plan names; ValueError where these differ."""
+        # At most one of the two names layers: __post_init__ refuses a record beside a predictor.
         known = sorted(self.predictor) or None
         if self.record is not None:
             known = list(self.record.layer_numbers)
@@ -131,6 +132,7 @@ class RoutingPlan:
             raise ValueError(f"expected a record of {num_rows_B} rows per response, got {self.record.num_rows_B}")
         if isinstance(scored, RoutingRecord) and scored.num_rows_B != num_rows_B:
             raise ValueError(f"expected experts to score on {num_rows_B} rows, got {scored.num_rows_B}")
+        # Before the pass: `ReplayContext` gathers by these ids, and -1 is no index.
         if isinstance(scored, RoutingRecord) and scored.num_missing_rows:
             raise ValueError(f"expected experts to score on every row, got none on {scored.num_missing_rows}")
         if features is not None and len(features) != len(num_rows_B):
@@ -143,6 +145,7 @@ class RoutingPlan:
         num_features_B = torch.tensor([rows.shape[0] for rows in self.feature_rows], dtype=torch.int64)
         response_F = torch.arange(len(self.feature_rows)).repeat_interleave(num_features_B)
         rows_F = torch.cat(list(self.feature_rows))
+        # Checked, as in the flattened batch such a row is padding or the next response's.
         is_outside_F = (rows_F < 0) | (rows_F >= torch.tensor(num_rows_B)[response_F])
         if bool(is_outside_F.any()):
             b = int(response_F[is_outside_F][0])

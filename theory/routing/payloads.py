@@ -38,6 +38,7 @@ def pack_record(
         raise ValueError(
             f"expected a payload for each of {len(num_tokens)} responses, got {len(rows_per_response)} payloads"
         )
+    # Sorted for the check alone: columns come in any order, and `_columns` finds them by name.
     check_layer_numbers(sorted(layer_numbers))
     kept = tuple(sorted(layer_numbers if moe_layer_numbers is None else moe_layer_numbers))
     check_layer_numbers(kept)
@@ -50,6 +51,7 @@ def pack_record(
         columns = _columns(payload.shape[1], tuple(layer_numbers), kept, num_decoder_layers, b)
         packed.append(_narrow(payload, columns, num_experts, kept, b))
     experts = torch.cat(packed)
+    # Before the record's own check, which could only say that ids repeat.
     _check_all_zero(experts, kept, num_experts)
     return RoutingRecord(experts, offsets_of([len(p) for p in packed]).to(experts.device), kept, num_experts)
 
@@ -105,6 +107,7 @@ def _narrow(payload: Tensor, columns: list[int], num_experts: int, kept: tuple[i
     # width, as at 32K tokens int64 ids of one response alone take 100 MB. torch compares no unsigned type but uint8.
     wide = payload.to(_COMPARABLE.get(payload.dtype, payload.dtype))[:, columns]
     top = num_experts - 1
+    # torch wraps `top` to the ids' type before it compares: where it does not fit, no id is too large.
     too_large = wide > top if top <= torch.iinfo(wide.dtype).max else torch.zeros_like(wide).bool()
     outside = ((wide < MISSING) | too_large).any(dim=-1)
     if bool(outside.any()):

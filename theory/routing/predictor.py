@@ -60,6 +60,7 @@ def predictive_logits(
     logits_old: Float[Tensor, "N E"], hidden_old: Float[Tensor, "N D"], W_p: Float[Tensor, "D E"]
 ) -> Float[Tensor, "N E"]:
     """p_old + h_old W_p, the logits of the predictive distribution (Pr2 Eq. 4); 16-bit logits widen to float32."""
+    # Widened before the sum: in 16 bits a bias below the spacing of the logits would be lost.
     wide = torch.promote_types(logits_old.dtype, torch.float32)
     return logits_old.to(wide) + hidden_old.to(wide) @ W_p.to(hidden_old.device, wide)
 
@@ -133,6 +134,7 @@ def _log_pair(
         raise ValueError("expected features with the router's input (hidden), got logits alone")
     if len(features.rows) == 0:
         raise ValueError("expected at least 1 feature row, got 0")
+    # Not a subset either: a predictor without features would silently never learn.
     if set(predictor) != set(features.layer_numbers):
         raise ValueError(f"expected a predictor for layers {list(features.layer_numbers)}, got {sorted(predictor)}")
     W_LDE = torch.stack([predictor[number] for number in features.layer_numbers])
@@ -167,6 +169,7 @@ def fold(
         bias = predictor[waiting.pop(name)].detach().T
         if tensor.shape != bias.shape:
             raise ValueError(f"{name}: expected a gate of shape {tuple(bias.shape)}, got {tuple(tensor.shape)}")
+        # A new tensor: the trainer's own gate stays W.
         yield name, (tensor.detach().to(bias) + bias).to(tensor)
     if waiting:
         raise ValueError(f"expected a gate weight for each predicted layer, got none named {sorted(waiting)}")
@@ -196,6 +199,7 @@ class PredictorTrainer:
         self.settings = settings
         self.parameters = {
             number: torch.nn.Parameter(torch.zeros(model_width, num_experts, dtype=dtype, device=device))
+            # Sorted, as `reduce` pairs the gradients of two ranks by their order.
             for number in sorted(layer_numbers)
         }
         if not self.parameters:
@@ -228,6 +232,7 @@ class PredictorTrainer:
             )
         for number, gradient_DE in zip(features_old.layer_numbers, gradient_LDE, strict=True):
             self.parameters[number].grad = gradient_DE
+        # Every parameter has a gradient by now (`_log_pair` requires it), so that all ranks reduce the same tensors.
         if reduce is not None:
             reduce([parameter.grad for parameter in parameters if parameter.grad is not None])
         for group in self.optimizer.param_groups:
@@ -267,9 +272,11 @@ class PredictorTrainer:
                     raise ValueError(f"{name}: expected shape {tuple(parameter.shape)}, got {tuple(state[name].shape)}")
         # Copied only once all is checked: a wrong state changes nothing.
         for number, parameter in self.parameters.items():
+            # Cloned, as AdamW updates its moments in place and `.to` below may copy nothing.
             mine = {key: state[f"predictor.{number}.{key}"].clone() for key in keys}
             with torch.no_grad():
                 parameter.copy_(mine.pop("weight"))
+            # A state from before the first step has no moments: this trainer's own must go.
             self.optimizer.state.pop(parameter, None)
             if mine:
                 step = mine.pop("step").to(parameter.device)  # a fused optimiser counts on the device

@@ -97,7 +97,8 @@ class RoutingRecord:
         missing = (first == MISSING) & (last == MISSING)
         bad = ~missing & ((first < 0) | (last > self.num_experts - 1))
         for k in range(1, ids_rLK.shape[2]):
-            bad |= (ids_rLK[..., k] <= ids_rLK[..., k - 1]) & ~missing
+            # Equal in a missing row, where every id is -1, and ascending in all others.
+            bad |= (ids_rLK[..., k] <= ids_rLK[..., k - 1]) != missing
         return bad
 
     def __len__(self) -> int:
@@ -199,6 +200,7 @@ class RoutingRecord:
     def select(self, indices: Sequence[int]) -> RoutingRecord:
         """The record of these responses, in this order."""
         indices = list(indices)
+        # All responses in their own order: ids that may be mapped from a file are not copied.
         if indices == list(range(len(self))):
             return self
         where, offsets = selected_rows(self.offsets, indices)
@@ -251,6 +253,7 @@ class RoutingRecord:
     ) -> RoutingRecord:
         layers = tuple(sorted({n for record, *_ in parts for n in record.layer_numbers}))
         offsets = offsets_of(num_rows_B)
+        # -1 marks the places still to fill: parts come from whole passes, whose rows are never missing.
         out_RLK = self.experts.new_full((int(offsets[-1]), len(layers), self.num_slots), MISSING)
         for record, indices, start in parts:
             where = _places(record, indices, start, offsets, layers)

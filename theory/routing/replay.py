@@ -160,6 +160,7 @@ class ReplayContext:
         selection_bias_E: Tensor | None,
     ) -> Tensor:
         if self._recomputed is not None:
+            # Nothing is entered again: the ledger has the first forward's choices, features and scores.
             self._recomputed.add(layer_number)
             # The ledger keeps ids narrow; `gather` takes int64 alone.
             return self._experts[layer_number].to(torch.int64)
@@ -211,6 +212,7 @@ class ReplayContext:
     def _replayed(self, recorded_RK: Tensor, natural_NK: Tensor) -> Tensor:
         recorded_RK = recorded_RK.to(natural_NK)
         is_recorded_R = recorded_RK[:, 0] >= 0  # a row that the record lacks holds -1
+        # A copy: the ledger keeps the natural choice too.
         experts_NK = natural_NK.clone()
         # Only these rows: padding and rows without a record keep the natural choice.
         experts_NK[self._rows_R.to(natural_NK.device)[is_recorded_R]] = recorded_RK[is_recorded_R]
@@ -241,6 +243,7 @@ class ReplayContext:
         return logp_RE.gather(1, ids_RK.to(logp_RE.device, torch.int64))
 
     def _routed_layers(self) -> tuple[int, ...]:
+        # An open pass may be read: scaled/megatron_engine/replay.py does so between forward and backward.
         if self._state in ("new", "failed"):
             raise LedgerError(f"expected a pass that has run, got one that is {self._state}")
         absent = sorted(set(self._layer_numbers or ()) - set(self._experts))

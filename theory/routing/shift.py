@@ -27,11 +27,13 @@ def router_shift(
     """
     if not pi.layer_numbers:
         raise ValueError("router shift: expected at least 1 layer with a router, got 0")
+    # Places by pi's offsets: `compared` refuses features of old that have other rows there.
     where_n = (pi.offsets[:-1, None] + row_BT)[exists_BT]
     offsets = offsets_of(exists_BT.sum(1).tolist())
     shift_nL1 = pi.at(where_n, offsets).compared(old.at(where_n, offsets), _distance)
     # Over layers last: each may be in another process.
     shift_n = shift_nL1.mean((1, 2))
+    # masked_scatter fills places in the order in which the mask took them above.
     return shift_n.new_zeros(exists_BT.shape).masked_scatter(exists_BT, shift_n)
 
 

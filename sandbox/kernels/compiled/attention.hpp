@@ -6,7 +6,8 @@
 
 #include "rows.hpp"
 
-// Memory that successive calls reuse; it grows and is never freed, so that a steady-state call allocates nothing.
+// Memory that successive calls reuse; it grows and is never freed, so that a steady-state call allocates nothing. A
+// function has its own and takes all that it needs at once: another `take` may move the memory.
 struct Scratch {
     std::vector<float> floats;
     float* take(size_t count) {
@@ -63,6 +64,7 @@ static void attend(const float* q, long heads, const float* keys, const float* v
         float inverse = 1.0f / exponentials(row, padded);
         for (long p = 0; p < padded; p++) row[p] *= inverse;
     }
+    // Whatever the tile, an output is one chain over ascending p: the choice of tiles changes no bit.
     long c = 0;
     for (; c + 4 * LANES <= width; c += 4 * LANES) {
         long g = 0;

@@ -33,6 +33,7 @@ static inline void outer_tile(const float* const* x, long first, const float* pa
             right[r] = fma(value, b, right[r]);
         }
     }
+    // Added once per chunk: bits depend on the chunks' borders, which are the same for any number of threads.
     for (long r = 0; r < ROWS; r++) {
         store(out + r * stride, load(out + r * stride) + left[r]);
         store(out + r * stride + LANES, load(out + r * stride + LANES) + right[r]);

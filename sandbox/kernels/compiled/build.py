@@ -53,6 +53,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.threads = 1
         self._functions = {}
+        # A call releases the GIL, so two Python threads may be inside at once (threads.hpp, `Pool::run`).
         loaded = ctypes.CDLL(str(path.resolve()))
         for name, types in _signatures().items():
             function = getattr(loaded, name)

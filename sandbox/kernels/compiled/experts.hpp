@@ -57,6 +57,7 @@ static void experts(long threads, const float* x, long N, long D, long F, long E
     const float **from = pointers.data(), **of_slot = from + M;
     float* y = scratch.take(M * D);
     for (long r = 0; r < M; r++) {
+        // Pointers into x, not a gathered copy with K rows per token.
         from[r] = x + rows.slot[r] / K * D;
         of_slot[rows.slot[r]] = y + r * D;
     }
@@ -67,6 +68,7 @@ static void experts(long threads, const float* x, long N, long D, long F, long E
             down_packed + e * packed_size(F, D), D, F, keeps ? rows.gate_up + start * 2 * F : rows.gate_up,
             room.take(CHUNK * F), keeps, y + start * D, rounding);
     });
+    // A loop of its own: a token's sum waits for all of its experts.
     in_parts(threads, N, 256, [=](long n, long last) {
         for (; n < last; n++) {
             float* to = out + n * D;

@@ -20,6 +20,7 @@ void fo_pack(int64_t threads, const float* w, int64_t count, int64_t inner, int6
 // Rows [ends[e-1], ends[e]) of x times the e-th weight; linear is the case of one weight.
 void fo_product(int64_t threads, const float* x, const int32_t* ends, int64_t count, const float* packed, int64_t inner, int64_t columns,
                 float* out) {
+    // Parts are rows, not experts: one expert may have most of the rows.
     in_parts(threads, count ? ends[count - 1] : 0, CHUNK, [=](long first, long last) {
         for (long e = 0; e < count && first < last; e++) {
             long stop = ends[e] < last ? ends[e] : last;
@@ -141,6 +142,7 @@ void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers,
 // Gradients of y = x W^T with g (rows, num_out), x (rows, width): g_x = g W (W packed), g_weight += g^T x; null skips one.
 void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t rows, int64_t num_out, int64_t width, const float* packed,
                         float* g_x, float* g_weight) {
+    // At most CHUNK rows per part: `Gradients` has room for no more.
     in_parts(threads, g_x ? rows : 0, CHUNK, [=](long first, long last) {
         Gradients kept(g, first, last, num_out);
         float* to[CHUNK];
@@ -211,6 +213,7 @@ void fo_experts_backward(int64_t threads, const float* g, const float* x, int64_
 void fo_self_attention(int64_t threads, const float* qkv, const float* q_norm, const float* k_norm, const float* cos,
                        const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d, int64_t P, int64_t qk_norm,
                        int64_t num_tables, float eps, float scale, float* q, float* k, float* v, float* probs, float* out) {
+    // D, E, K and F stay 0: attention reads none of them.
     SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
     all.w.q_norm = q_norm, all.w.k_norm = k_norm;
     in_parts(threads, B, 1, [&](long b, long) { attend_sequence(all, b, out); });

@@ -74,6 +74,7 @@ static inline Lanes sums(const Lanes x[LANES]) {
 // x = n log 2 + r with |r| <= log(2) / 2, and a Taylor-like polynomial in r (Cephes' coefficients).
 static inline Lanes exponential(Lanes x) {
     const Lanes magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    // Beyond these bounds the shifts below would leave the bits of the exponent.
     Lanes low = splat(-87.33654f), high = splat(88.72283f);
     // A NaN fails both comparisons, and stays one to the end.
     Lanes clamped = x < low ? low : x;

@@ -143,6 +143,7 @@ class _Rotate(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         cos, sin = ctx.saved_tensors
+        # The transpose: swapping the halves of the table of sines changes its sign.
         return _rotated(grads[0].contiguous(), cos, -sin), None, None
 
 
@@ -222,6 +223,7 @@ class _Attention(Function):
         sizes = B, S, H, h, P, d, k.stride(0), k.stride(1)
         library()("fo_attention", q, k.data_ptr(), v.data_ptr(), seen_BS, *sizes, scale, probs, out)
         if keeps:
+            # Contiguous, as the gradient's kernel takes no strides.
             ctx.save_for_backward(q, plain(k), plain(v), seen_BS, probs)
             ctx.scale = scale
         return out
@@ -302,10 +304,10 @@ def grouped_experts(
 
     If `numerics` departs from the exact arithmetic, the steps run one by one, with these products.
     """
+    check_ids(experts_NK, len(down_EFD))
     if numerics is not EXACT:
         return grouped_experts_by(
             grouped_product, swiglu, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD, numerics
         )
-    check_ids(experts_NK, len(down_EFD))
     experts_NK, weights_NK = ascending(experts_NK, weights_NK)
     return apply(_Experts, x_ND, experts_NK, weights_NK, gate_up_EDF, down_EFD)

@@ -81,6 +81,7 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
                 long place = b * batch.stride + (j * batch.capacity + position) * d;
                 rotate(row + (H + j) * d, cos, sin, d, keys + place);
                 std::memcpy(values + place, row + (H + h + j) * d, d * sizeof(float));
+                // After the rotation, as `Numerics.kv` sees them; the queries stay as they are.
                 round_rows(rounding.kv, keys + place, 1, d);
                 round_rows(rounding.kv, values + place, 1, d);
             }
@@ -99,6 +100,7 @@ static void attention_half(const Sizes& m, const LayerWeights& w, const Batch& b
         for (long i = 0; i < count * D; i++) x[start * D + i] = normed[i] + x[start * D + i];
         for (long r = start; r < start + count; r++) rms_norm(x + r * D, w.mlp_norm, D, m.eps, hidden + r * D);
         if (!w.router) continue;
+        // Rounded in a copy: `hidden` is also the MLP's input and a recorder's feature.
         const float* seen = rounded(rounding.other_inputs, hidden + start * D, count, D, normed);
         product(seen, count, w.router, D, m.E, logits + start * m.E);
     }
@@ -152,6 +154,7 @@ static void mlp_half(const Sizes& m, const LayerWeights& w, const Rounding& roun
     for (long n = 0; n < N; n++) {
         float* to = out + n * D;
         if (w.router && w.plain_gate_up) {
+            // Times 1 is exact: without a gate the sum has the bits of out + extra.
             float gate = w.shared_gate ? sigmoid(open[n]) : 1.0f;
             for (long i = 0; i < D; i++) to[i] = to[i] + gate * extra[n * D + i];
         }

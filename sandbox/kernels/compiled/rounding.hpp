@@ -37,7 +37,7 @@ static inline Lanes fp8_e4m3(Lanes x) {
     BitLanes sign = (BitLanes)x & 0x80000000u;
     Lanes magnitude = (Lanes)((BitLanes)x & 0x7fffffffu), most = splat(448.0f), shift = splat(16384.0f);
     magnitude = magnitude > most ? most : magnitude;
-    Lanes normal = (Lanes)to_nearest((BitLanes)magnitude, 20);
+    Lanes normal = (Lanes)to_nearest((BitLanes)magnitude, 20);  // e4m3 keeps 3 of the mantissa's 23 bits
     Lanes subnormal = magnitude + shift - shift;  // one unit in the last place of 2^14 is 2^-9
     Lanes rounded = magnitude < splat(0x1p-6f) ? subnormal : normal;
     rounded = magnitude == magnitude ? rounded : magnitude;

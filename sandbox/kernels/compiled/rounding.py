@@ -57,6 +57,7 @@ def rounded(x: Float[Tensor, "*rows D"], steps: tuple[RoundingStep, ...]) -> Flo
     """x after these steps, row by row, with the bits of `sandbox.engines.rounded.rounded`; x itself without steps."""
     if not steps:
         return x
+    # A clone: the kernel rounds in place, and x is the caller's.
     x = x.contiguous().clone()
     struct = _steps(steps)
     library()("fo_round", ctypes.addressof(struct), x.numel() // max(x.shape[-1], 1), x.shape[-1], x)

@@ -32,6 +32,7 @@ static inline void rotate(const float* x, const float* cos, const float* sin, lo
 }
 
 static inline Lanes sigmoid(Lanes x) { return splat(1.0f) / (splat(1.0f) + exponential(-x)); }
+// One lane of the vector form: std::exp has other bits.
 static inline float sigmoid(float x) { return sigmoid(splat(x))[0]; }
 
 // silu(gate) up.

@@ -55,6 +55,7 @@ class _SelfAttention(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         # The others: cosines and sines, then the rows that the forward pass kept.
         qkv, q_norm, k_norm, *others = ctx.saved_tensors
+        # Not zeros: the kernel writes every row of it, and adds to `grad_norms`.
         grad_qkv = torch.empty_like(qkv)
         num_norms = 0 if q_norm is None else q_norm.numel() + k_norm.numel()
         grad_norms = qkv.new_zeros(num_norms)

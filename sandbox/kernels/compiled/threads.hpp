@@ -78,7 +78,8 @@ class Pool {
 
     std::mutex busy_, lock_;
     std::condition_variable wake_, done_;
-    const std::function<void(long)>* work_ = nullptr;
+    const std::function<void(long)>* work_ = nullptr;  // the caller's own: `run` waits until no helper is inside
+    // `inside_` changes under the lock alone; it is atomic for the yields in `run`, which read it without the lock.
     std::atomic<long> next_{0}, inside_{0};
     long parts_ = 0, wanted_ = 0, size_ = 0;
 };

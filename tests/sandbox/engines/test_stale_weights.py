@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sandbox.engines import StaleWeights, WeightPrecision
+from sandbox.engines import PartialWeights, StaleWeights, WeightPrecision
+from sandbox.model.checkpoint import to_hf
 from tests.contracts import worlds
 from tests.sandbox.engines.defect_world import discrepancy, trained
 from theory.contracts import Sampling
@@ -71,6 +72,20 @@ def test_a_restored_engine_remembers_its_weights():
         small.load_state_tensors(first.state_tensors())
 
 
+def test_a_refused_hand_over_is_not_the_first():
+    """Weights that arrive never again keep the values of the first hand-over that the engine took."""
+    weights = worlds.model()
+    engine = worlds.SandboxEngine(weights.config, (PartialWeights(),))
+    misshapen = {name: torch.zeros(3) if name == "lm_head.weight" else tensor for name, tensor in to_hf(weights)}
+    with pytest.raises(ValueError, match="lm_head"):
+        engine.load_weights(misshapen.items(), version=0)
+    assert engine.first.state_tensors() == {}
+    models = trained(2)
+    for version, model in enumerate(models):
+        engine.load_model(model, version)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(to_hf(engine.model), to_hf(models[0]), strict=True))
+
+
 def test_versions_do_not_go_back():
     """Weights older than the newest are refused by an engine that orders them."""
     weights = worlds.model()
@@ -89,3 +104,12 @@ def test_staler_weights_stand_further_away():
     halves = [discrepancy(StaleWeights(versions=3, switch_at=share), versions=4) for share in (0.25, 0.5, 1.0)]
     assert halves == sorted(halves)
     assert 0 < halves[0] < halves[-1]
+
+
+@pytest.mark.parametrize(
+    ("share", "max_tokens", "position"),
+    [(0.07, 100, 7), (0.55, 100, 55), (0.14, 50, 7), (5 / 12, 12, 5), (0.51, 10, 6)],
+)
+def test_the_switch_is_at_the_share_as_written(share, max_tokens, position):
+    """The ceiling of share * max_tokens in decimal, whose product in float64 may lie just above a whole number."""
+    assert StaleWeights(switch_at=share).switch_position(max_tokens) == position

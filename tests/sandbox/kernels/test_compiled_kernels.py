@@ -14,6 +14,7 @@ from lab.strict import ConfigError
 from sandbox import kernels
 from sandbox.kernels.compiled import build
 from sandbox.kernels.compiled.gates import compiled_gate
+from sandbox.kernels.numerics import EXACT, Numerics
 from tests.forks import begin, end
 from tests.sandbox.compiled_world import COMPILED
 from theory.routing import gates
@@ -135,10 +136,16 @@ def test_gates_are_torchs(name, seed, num, num_experts, step):
     num_experts=st.sampled_from([5, 8, 16, 40]),
     num_slots=st.integers(1, 5),
     special=st.lists(st.sampled_from([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45]), max_size=8),
+    group_score=st.sampled_from([None, "max", "top2_sum"]),
 )
-def test_selection_is_torchs_for_every_float(seed, num_experts, num_slots, special):
-    """NaN counts as largest, infinities and zeros of either sign tie with their like, as in torch.topk."""
+def test_selection_is_torchs_for_every_float(seed, num_experts, num_slots, special, group_score):
+    """NaN counts as largest, infinities and zeros of either sign tie with their like, as in torch.topk.
+
+    Groups are chosen likewise, where two of four hold all the slots: one with NaN comes first.
+    """
     gate = GATES["softmax_after"]
+    if group_score and num_experts % 4 == 0 and num_slots <= num_experts // 2:
+        gate = replace(gate, num_groups=4, num_top_groups=2, group_score=group_score)
     logits = drawn(seed, 6, num_experts)
     draws = torch.Generator().manual_seed(seed)
     for value in special:
@@ -271,12 +278,20 @@ def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
     assert str(caught.value).endswith("got: x.cpp:1: error: no such thing")
 
 
+class Rounded(Numerics):
+    """Numerics whose products run one by one."""
+
+    def output(self, x, site):
+        return x.bfloat16().to(x)
+
+
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_an_expert_that_there_is_not_is_an_error(wrong: int):
     """Ids outside 0 to E - 1 are a ValueError that says so, in the experts and in the gate: they index raw memory."""
     ids, weights = torch.tensor([[0, wrong]]), torch.full((1, 2), 0.5)
     gate_up, down = torch.zeros(4, 8, 16), torch.zeros(4, 8, 8)
-    with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
-        COMPILED.grouped_experts(torch.zeros(1, 8), ids, weights, gate_up, down)
+    for numerics in (EXACT, Rounded()):
+        with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
+            COMPILED.grouped_experts(torch.zeros(1, 8), ids, weights, gate_up, down, numerics)
     with pytest.raises(ValueError, match="experts: expected ids from 0 to 3"):
         gates.weigh(torch.zeros(1, 4), ids, compiled_gate(GATES["qwen3"]))

@@ -107,6 +107,7 @@ class K3RS(Correction):
 
     def keep(self, log_rho_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where the mean k3 is at most max_k3, or is NaN."""
+        # Not `<= max_k3`, which is False for a nan and would reject it.
         return ~(_estimates("k3", log_rho_BT).sum(1) / _lengths(is_response_BT) > self.max_k3)
 
 

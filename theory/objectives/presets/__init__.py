@@ -89,6 +89,7 @@ def preset(name: str, **overrides: Any) -> Objective:
     weights, region, bounds = _some(overrides, *_OF_CORRECTIONS), objective.trust_region, _some(overrides, *_OF_REGIONS)
     parts["correction"] = _replace_numbers(name, chosen, f"correction {chosen.name}", weights)
     parts["trust_region"] = _replace_numbers(name, region, f"trust region {region.name}", bounds)
+    # In one go: parts are checked against each other, and an override may fit only beside another one.
     return replace(objective, **parts)
 
 

@@ -60,6 +60,7 @@ class SqrtClip(Widths):
     def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound, for the tokens where one binds."""
         low_BT, high_BT, c_BT = (self.bound(tokens, x) for x in (-self.eps_low, self.eps_high, self.eps_c))
+        # With A < 0 eps_high never binds: eps_c alone holds the product from above.
         most_BT = torch.where(advantages_B1 < 0, c_BT, high_BT)
         return torch.minimum(torch.maximum(ratio_BT, low_BT), most_BT)
 

@@ -43,6 +43,7 @@ class DualClip(MinClip):
 
     def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound: within [1 - eps_low, c] where A < 0."""
+        # With A < 0 PPO's upper bound never binds: c alone holds the ratio from above.
         below_c_BT = ratio_BT.clamp(self.low, self.clip_ratio_c)
         return torch.where(advantages_B1 < 0, below_c_BT, super().held(tokens, ratio_BT, advantages_B1))
 

@@ -22,7 +22,7 @@ from theory.names import listed
 from theory.objectives import ratios
 from theory.objectives.aggregations import length_norm
 from theory.objectives.corrections import NoCorrection
-from theory.objectives.factors import Factor, pick, scaled_exp
+from theory.objectives.factors import LARGEST, Factor, pick, scaled_exp
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
 from theory.objectives.trust_regions.base import Widths, product
@@ -44,7 +44,8 @@ class GeometricClip(Widths):
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
         """True where A > 0 and r > exp(eps_high), and where A < 0 and r < exp(-eps_low)."""
-        high, low = math.exp(self.eps_high), math.exp(-self.eps_low)
+        # math.exp raises where the exponential is infinite.
+        high, low = math.inf if self.eps_high > LARGEST else math.exp(self.eps_high), math.exp(-self.eps_low)
         return (advantages_B1 > 0) & (ratio_BT > high), (advantages_B1 < 0) & (ratio_BT < low)
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
@@ -57,6 +58,7 @@ class GeometricClip(Widths):
         log_BT = torch.where(moves_BT, log_ratio_BT, bound_BT)
         mean_B1 = log_BT.sum(1, keepdim=True) / tokens.is_response_BT.sum(1, keepdim=True).clamp(min=1)
         term_BT = scaled_exp(weight, mean_B1.expand_as(log_BT), advantages_B1)
+        # `scaled_exp` takes no scale of 0. A nan weight stays, so that it stops the run.
         return torch.where((advantages_B1 == 0) & ~weight.log_BT.isnan(), 0.0, term_BT)
 
     def formula(self, ratio: str, weight: str) -> str:

@@ -56,6 +56,7 @@ class SoftGate:
         # expm1 of log r: r - 1 would lose the digits of a ratio near 1.
         z_BT = tau_B1 * log_BT.expm1()
         gate = Factor.exp(math.log(4) - tau_B1.log() + logsigmoid(z_BT))
+        # The slope in log r, which is what carries the gradient: r dg/dr, hence the last summand.
         slope = Factor.exp(or_zero(math.log(4) + logsigmoid(z_BT) + logsigmoid(-z_BT) + log_BT))
         value_BT, slope_BT = (times((weight * factor).value_BT, advantages_B1) for factor in (gate, slope))
         return sloped(value_BT, slope_BT, log_ratio_BT)

@@ -37,6 +37,7 @@ class GammaKernel:
     """w sg[W^k exp(lambda (1 - W))] A log pi, W the response's product of pi/mu. Gradient w phi(W) A grad log pi."""
 
     name: ClassVar[str] = "gamma_kernel"
+    # A score region, but W has pi/old in it: with "pi/mu" `Objective._term` would multiply the weight by it once more.
     weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
 
     k_pos: Annotated[float, About("power of W where A >= 0", gt=0, source=_SOURCE)] = 2.0

@@ -83,6 +83,7 @@ class DivergenceMask(Widths):
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
+        # The ratio only fills the interface: these regions read log-probabilities, and weigh by `weight`.
         high_BT, low_BT = self.clipped(tokens, log_ratio_BT.exp(), advantages_B1)
         return score(torch.where(high_BT | low_BT, 0.0, weight.value_BT), advantages_B1, tokens.logp_pi_BT)
 
@@ -167,6 +168,7 @@ class CPPO(DivergenceMask):
     def position_weights(self, is_response_BT: Bool[Tensor, "B T"], like: Tensor) -> Float[Tensor, "B T"]:
         """w_t on response tokens, in [w_min, 1], 0 elsewhere; a response of one token has weight 1. CPPO Eq. 9."""
         mask_BT = is_response_BT.to(like.dtype)
+        # The clamp is for a response of one token: 0 / 1 leaves it the weight 1, where 0 / 0 would be nan.
         steps_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=1)
         return mask_BT * (1 - (1 - self.w_min) * (mask_BT.cumsum(1) - 1) / steps_B1)
 

@@ -77,6 +77,7 @@ class MiniRLMask(RatioBounds):
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
         high_BT, low_BT = self.clipped(tokens, log_ratio_BT.detach().exp(), advantages_B1)
+        # The stop is in the weight: where that is 0, `score` is 0 in value and gradient, also at log pi = -inf.
         return score(torch.where(high_BT | low_BT, 0.0, weight.value_BT), advantages_B1, tokens.logp_pi_BT)
 
     def formula(self, ratio: str, weight: str) -> str:
