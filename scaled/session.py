@@ -57,11 +57,15 @@ class Session:
 
     def train(self, progress: ProgressKind) -> None:
         """Runs the remaining global steps; ranks that die are replaced `cluster.max_rank_restarts` times."""
+        # Not closed here: engines end with the cluster (`ray_cluster.cluster`).
         rollout: RolloutGroup | None = None
         restarts = 0
         while True:
             training: TrainingGroup | None = None
             try:
+                if rollout is not None and self._takes_turns:
+                    # Awake where a rank died in a push or an evaluation: the new ranks start in the engines' memory.
+                    rollout.turn(False)
                 training = self.ranks()
                 # Engines outlive the ranks: a restart builds only the ranks again.
                 rollout = self.engines() if rollout is None else rollout
@@ -76,6 +80,7 @@ class Session:
                 self.interruptions.begin("rank", str(error), error.rank)
                 logging.getLogger(__name__).warning("%s; continuing from the last checkpoint", error)
             finally:
+                # The ranks that live, too: they wait for the dead one in a collective and hold the new ranks' places.
                 if training is not None:
                     training.close()
 
@@ -105,6 +110,7 @@ class Session:
             training.load(checkpoint.path)
             first = checkpoint.step
             backlog = stored_backlog(read_backlog(checkpoint.path, self.task), rollout)
+            # Routes go back to the object store, where the ranks fetch those of every batch.
             ahead = [replace(b, rollouts=stored_rollouts(b.rollouts, rollout)) for b in read_ahead(checkpoint.path)]
         self.interruptions.resume(first)
         folder.truncate_metrics(first)  # rows after the checkpoint are of steps that run again
@@ -117,6 +123,7 @@ class Session:
         recorder = RunRecorder(config, folder, partial(self._evaluate, rollout, schedule), shown, loggers, decode)
         try:
             schedule.start(first, backlog, ahead)
+            # The probe runs even where row 0 exists: a continued run has pushed its weights anew.
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             self.interruptions.end()
             for step in range(first, config.num_steps):
@@ -156,9 +163,11 @@ class Session:
         except ProbeError:
             raise  # of weights that an earlier step made; ranks have not trained on what they sampled
         except ArithmeticError:
+            # The verdict reads the end of the run from this row; without it the run would only look cut short.
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             finish(self.config, self.folder)
             raise
+        # Before the probe, whose time is no part of the step.
         measured = dict(self.meter.take()) | self.processors.take(training.actors, idle)
         measured |= payloads(result.rollouts) | dict(self.between.take())
         try:
@@ -170,6 +179,7 @@ class Session:
 
         def save(number: int) -> None:
             self.interruptions.step = number
+            # Not timed: it waits for rollouts that the next steps would wait for.
             ahead = schedule.ahead()
             with self.between.seconds("timing_s/save_checkpoint"):
                 # The next batch to be sampled continues what the last one left.

@@ -108,15 +108,15 @@ class Shares(Effect):
         if self.number is None:
             return exact_p(k1, n1, k2, n2, round(bound, 12))
         share = self.number + bound
-        # P(K >= k1): sf alone is P(K > k1).
-        return float(stats.binom.sf(k1 - 1, n1, share)) if share < 1.0 else 1.0
+        # P(K >= k1): sf alone is P(K > k1). A bound that no share can be below counts as a share of 0.
+        return float(stats.binom.sf(k1 - 1, n1, max(share, 0.0))) if share < 1.0 else 1.0
 
     def p_below(self, bound: float) -> float:
         k1, n1, k2, n2 = self.counts
         if self.number is None:
             return exact_p(k2, n2, k1, n1, round(-bound, 12))
         share = self.number + bound
-        return float(stats.binom.cdf(k1, n1, share)) if share > 0.0 else 1.0
+        return float(stats.binom.cdf(k1, n1, min(share, 1.0))) if share > 0.0 else 1.0
 
 
 def shares(left: Column, right: Column | float) -> Shares:

@@ -5,8 +5,9 @@ chance of 80% at the level of Holm's first step, ALPHA over twice the number of 
 
 - `more`, `less` of a number: the effect is the `planned` one, else twice the margin; one residual SD if that is 0;
 - `same`, `at_most`: it is 0 (one residual SD inside a margin of 0);
-- `more`, `less` of an event: the difference is the margin plus half of the runs, at most all, centred at one half;
-  against a number, all of the runs or none; `same`, `at_most`: one half on both sides;
+- `more`, `less` of an event: the difference is the `planned` one, else the margin plus half of the runs, at most all,
+  centred at one half; against a number, the planned share, else all of the runs or none; `same`, `at_most`: one half
+  on both sides, none of the runs against a number;
 - a time at margin 0: events come at four times the rate, so that 3/4 and 29% of the runs fall.
 
 Numbers: noncentral t with the degrees of freedom of the prediction's own arms. Events: the exact test's own region.
@@ -123,20 +124,31 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
 
 
 def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
-    margin, expected = prediction.margin, prediction.expected
+    margin, expected, planned = prediction.margin, prediction.expected, prediction.planned
     if not prediction.sides[1]:
         share = float(prediction.control)  # pyright: ignore
         bound = share + (margin if expected in ("more", "at_most") else -margin)
-        # All runs (or none) have the event: p is the binomial probability of that at the bound.
-        return float((1.0 - bound if expected != "more" else bound) ** seeds < level)
+        truth = share + planned if planned is not None else float(expected == "more")
+        if expected != "more":  # few events are many runs without one
+            bound, truth = 1.0 - bound, 1.0 - truth
+        return _share_power(len(prediction.sides[0]) * seeds, bound, truth, level)
     one, other = (len(side) * seeds for side in prediction.sides)
     if expected in ("more", "less"):
-        gap = min(1.0, margin + 0.5)
+        gap = abs(planned) if planned is not None else min(1.0, margin + 0.5)
         sizes = (one, other) if expected == "more" else (other, one)
         return _region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
     # p1 - p2 below the margin is p2 - p1 above its negative: the sides change places.
     found = _region_power(other, one, -margin, level, 0.5, 0.5)
     return max(0.0, 2.0 * found - 1.0) if expected == "same" else found
+
+
+def _share_power(num_runs: int, bound: float, truth: float, level: float) -> float:
+    """The chance that the binomial test finds a share `truth` of the runs above the bound."""
+    if bound >= 1.0:
+        return 0.0
+    # The smallest count with P(K > count | bound) within the level.
+    count = stats.binom.isf(level, num_runs, max(bound, 0.0))
+    return float(stats.binom.sf(count, num_runs, min(truth, 1.0)))
 
 
 @lru_cache(maxsize=4096)
@@ -261,16 +273,16 @@ def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str,
 def assumed_text(prediction: Prediction, sd: float) -> str:
     """The true effect at which the power is computed, in the measure's unit or as a factor."""
     expected, margin, kind = prediction.expected, prediction.margin, prediction.measure.kind
+    if kind == "time" and margin == 0.0:
+        return "4 times the rate"
+    if prediction.planned is not None:
+        return f"× {prediction.planned:.3g}" if prediction.is_factor else f"{prediction.planned:+.2g}"
     if kind == "event":
         if not prediction.sides[1]:
             return "all runs" if expected == "more" else "no run"
         return (
             f"{min(1.0, margin + 0.5) * (1 if expected == 'more' else -1):+g}" if expected in ("more", "less") else "0"
         )
-    if kind == "time" and margin == 0.0:
-        return "4 times the rate"
-    if prediction.planned is not None:
-        return f"× {prediction.planned:.3g}" if prediction.is_factor else f"{prediction.planned:+.2g}"
     own = margin_of(prediction)
     sign = -1.0 if expected == "less" or (expected in ("same", "at_most") and own == 0) else 1.0
     if own == 0 and math.isnan(sd):

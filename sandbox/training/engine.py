@@ -232,8 +232,8 @@ class SandboxTrainingEngine:
         self.num_updates = int(_required(tensors, "num_updates"))
 
     def _take_step(self) -> dict[str, float]:
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
-        # Checked before the step, so that weights stay finite and the error can name parameters.
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        # Checked before the step, so that weights stay finite, and before clipping, which would spread one NaN to all.
         if not torch.isfinite(norm):
             bad = [
                 n
@@ -243,6 +243,7 @@ class SandboxTrainingEngine:
             raise NonFiniteError(
                 f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite"
             )
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         rate = self.settings.rate_at(self.num_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -150,11 +150,15 @@ class RolloutGroup(ActorGroup):
         bytes passes through this process.
         """
         with self.meter.seconds("timing_s/push"):
-            self._weights = []  # frees the previous version before the next one fills the store
+            # Frees the previous version before the next one fills the store. Where a rank dies in between, an engine
+            # that is replaced then gets none, and not a part of them: the next push has all.
+            self._weights, self.version = [], -1
+            sent = []
             for reference, num_bytes in stored(named_tensors, self.bucket_bytes, self.convert):
                 self.meter.add("transfer/weights_bytes", float(num_bytes))
-                self._weights.append(reference)
-            self.version = version  # before the call, so that the replacement of an engine lost in it loads these
+                sent.append(reference)
+            # Before the call, so that the replacement of an engine lost in it loads these.
+            self._weights, self.version = sent, version
             self._call_all("load_weights", self._weights, version)
 
     def staged(self, named_tensors: NamedTensors) -> NamedTensors:

@@ -28,20 +28,21 @@ class Processors:
     """Processor seconds of ranks and engines between two calls of `take`, by metric name."""
 
     def __init__(self) -> None:
-        self._before: dict[int, float] = {}
+        self._before: dict[str, dict[int, float]] = {}
 
     def take(self, ranks: Sequence[Any], engines: Sequence[Any]) -> dict[str, float]:
-        """Seconds since the last call; a new process counts from its start, a dead one not at all.
+        """Seconds since the last call that a role answered; a new process counts from its start, a dead one not at all.
 
         An actor answers between two of its calls: an engine that is sampling does not, and the metric is absent.
         """
         now = {"timing_s/cpu_ranks": _seconds(ranks), "timing_s/cpu_engines": _seconds(engines)}
         found = {
-            name: sum(seconds - self._before.get(pid, 0.0) for pid, seconds in by_process.items())
+            name: sum(seconds - self._before.get(name, {}).get(pid, 0.0) for pid, seconds in by_process.items())
             for name, by_process in now.items()
             if by_process
         }
-        self._before = {pid: seconds for by_process in now.values() for pid, seconds in by_process.items()}
+        # A role that did not answer keeps its last times: without them it would count from its processes' start.
+        self._before |= {name: by_process for name, by_process in now.items() if by_process}
         return found
 
 

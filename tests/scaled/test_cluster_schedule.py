@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load, to_yaml
 from lab.strict import ConfigError
 from scaled import session
+from scaled.cluster import rollout_group, usage
+from scaled.cluster.rank_group import RankDied
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.schedule import Synchronous, version_lags
 from scaled.cluster.training_group import TrainingGroup
@@ -84,6 +87,52 @@ def test_a_death_in_the_ranks_turn_leaves_no_engine_asleep() -> None:
     assert engine.events[-1] == ("turn", False)
     Synchronous(recipe, engine, world()[2], task, 3, ScheduleBlock(), turn).start(0)
     assert engine.events[-2:] == [("turn", True), ("load", 0)]
+
+
+def test_engines_sleep_before_new_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may die while colocated engines are awake: they give their memory up before the next ranks take theirs."""
+    events: list[Any] = []
+    one = object.__new__(session.Session)
+    one.config, one.places = SimpleNamespace(takes_turns=True, cluster=SimpleNamespace(max_rank_restarts=1)), object()
+    one.interruptions = SimpleNamespace(begin=lambda *given: events.append("died"))
+    monkeypatch.setattr(session.Session, "_takes_turns", True)
+    ranks, engines = SimpleNamespace(close=lambda: None), SimpleNamespace(turn=lambda awake: events.append(awake))
+    monkeypatch.setattr(session.Session, "ranks", lambda self: events.append("ranks") or ranks)
+    monkeypatch.setattr(session.Session, "engines", lambda self: engines)
+
+    def steps(self, *parts):
+        if "died" not in events:
+            raise RankDied("rank 0", 0)
+
+    monkeypatch.setattr(session.Session, "_steps", steps)
+    one.train("none")
+    assert events == ["ranks", "died", False, "ranks"]
+
+
+def test_a_role_that_does_not_answer_counts_from_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that were silent for a step have the seconds of two in the next, never those since their start."""
+    answers = iter([{1: 100.0}, {2: 50.0}, {1: 101.0}, {}, {1: 102.0}, {2: 52.0}])
+    monkeypatch.setattr(usage, "_seconds", lambda actors: next(answers))
+    processors = usage.Processors()
+    processors.take([], [])
+    assert processors.take([], []) == {"timing_s/cpu_ranks": 1.0}
+    assert processors.take([], []) == {"timing_s/cpu_ranks": 1.0, "timing_s/cpu_engines": 2.0}
+
+
+def test_a_push_that_breaks_off_leaves_no_part_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a rank's death in a push and the next whole push, a replaced engine gets no weights."""
+
+    def broken(*given):
+        yield "first bucket of version 8", 1
+        raise RankDied("rank 0", 0)
+
+    monkeypatch.setattr(rollout_group, "stored", broken)
+    group = object.__new__(RolloutGroup)
+    group.meter, group.bucket_bytes, group.convert = Meter(), 1, None
+    group._weights, group.version = ["all of version 7"], 7
+    with pytest.raises(RankDied):
+        group.load_weights((), 8)
+    assert (group._weights, group.version) == ([], -1)
 
 
 def test_partial_rollouts_are_the_loop_s() -> None:

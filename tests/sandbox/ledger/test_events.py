@@ -90,6 +90,9 @@ def test_a_share_against_a_number_is_binomial() -> None:
     assert found.p_above(0.0) == pytest.approx(stats.binomtest(2, 12, 0.5, alternative="greater").pvalue)
     theirs = stats.binomtest(2, 12).proportion_ci(method="exact")
     assert (found.low + 0.5, found.high + 0.5) == pytest.approx((theirs.low, theirs.high), abs=1e-3)
+    # A bound beyond the other end is that end: a share that is not 0 is above it, one that is not 1 below.
+    assert (found.p_above(-0.6), found.p_below(0.6)) == (0.0, 0.0) and found.p_below(-0.6) == 1.0
+    assert shares(runs(0, 12), 0.5).p_above(-0.6) == 1.0 and shares(runs(12, 12), 0.5).p_below(0.6) == 1.0
     with pytest.raises(ValueError, match="event: expected 0 or 1"):
         shares(np.array([0.5, 1.0]), 0.5)
 

@@ -93,6 +93,12 @@ def test_events_are_planned_by_the_exact_test() -> None:
     assert assumed_text(more, 0.5) == "+0.75" and assumed_text(number, 0.5) == "no run"
     seeds = seeds_needed(number, 0.5, LEVEL)
     assert seeds is not None and 0.75**seeds < LEVEL <= 0.75 ** (seeds - 1)
+    # A planned share, or difference, takes the place of all the runs, or of half more than the margin.
+    planned = power(said("less", 0.0, EVENT, control=0.25, planned=-0.2), 0.5, seeds, LEVEL)
+    assert planned == pytest.approx(stats.binom.pmf(0, seeds, 0.05)) and planned < power(number, 0.5, seeds, LEVEL)
+    smaller = said("more", 0.25, EVENT, planned=0.5)
+    assert power(smaller, 0.5, 14, LEVEL) < power(more, 0.5, 14, LEVEL) and assumed_text(smaller, 0.5) == "+0.5"
+    assert power(said("more", 0.25, EVENT, planned=0.75), 0.5, 14, LEVEL) == power(more, 0.5, 14, LEVEL)
     found, equal = seeds_needed(more, 0.5, LEVEL), seeds_needed(said("at_most", 0.25, EVENT), 0.5, LEVEL)
     assert found is not None and equal is not None and 10 < found < 40 < equal
 

@@ -21,6 +21,7 @@ from lab.recording import NonFiniteError
 from lab.records import RunFolder
 from sandbox.engines.engine import SandboxEngine
 from sandbox.training.engine import SandboxTrainingEngine
+from tests.contracts import worlds
 
 CONFIG = """
 name: failing
@@ -237,6 +238,16 @@ def test_a_gradient_that_is_not_finite_names_its_step(
     assert folder.metrics()[-1] == {"step": 2, "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
     verdict = json.loads((folder.path / "verdict.json").read_text())
     assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
+
+
+def test_the_gradient_that_is_not_finite_is_named_alone() -> None:
+    """One NaN in one gradient names that parameter, whichever comes before it in the model."""
+    engine = worlds.training_engine(worlds.model())
+    for parameter in engine.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    engine.parameters[-1].grad.view(-1)[0] = math.nan
+    with pytest.raises(NonFiniteError, match=rf"^actor/grad_norm is nan: the gradient of {engine.names[-1]} is not"):
+        engine._take_step()
 
 
 def test_a_metric_that_overflows_says_so() -> None:
