@@ -63,6 +63,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
         finally:
             if shown is not None:
                 shown.close()
+        # Still held, as this removes the cases (`casebook.write`).
         records.write(folder, frame)
     return folder
 
@@ -85,8 +86,8 @@ def write_page(page: Path, render: Callable[[pd.DataFrame, Mapping[str, Any], st
 
     from lab.files import atomic_write
 
-    manifest = json.loads((page.parent / "manifest.json").read_text())
-    atomic_write(page, render(frame, manifest, (page.parent / "config.yaml").read_text()))
+    manifest = json.loads((page.parent / "manifest.json").read_text(encoding="utf-8"))
+    atomic_write(page, render(frame, manifest, (page.parent / "config.yaml").read_text(encoding="utf-8")))
 
 
 def stored_config(finished: Path, fields: Sequence[str]) -> Path:

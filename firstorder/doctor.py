@@ -62,6 +62,7 @@ def doctor(
     ] = None,
     list_formats: Annotated[
         bool,
+        # Eager, so that it is answered where no TRACE is given.
         typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List the formats, and stop."),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
@@ -97,6 +98,7 @@ def doctor(
     """
     from firstorder.findings import look, write_page
     from lab.doctor.importers.columns import parse
+    from lab.doctor.words import plain
 
     is_log = not where and _is_replay_log(traces)
     _check_ignored(where, is_log, out=out, old=old, columns=columns, model=model, precision=precision)
@@ -110,11 +112,13 @@ def doctor(
     failing, names = _failing(fail_on), None if columns is None else parse(columns)
     visit = look(traces, names, old, model, as_json)
     if as_json:
-        typer.echo(json.dumps({name: objects for name, objects in visit.told.items() if objects}, indent=2))
+        told = plain({name: objects for name, objects in visit.told.items() if objects})
+        typer.echo(json.dumps(told, indent=2, allow_nan=False))
     if out is not None:
         write_page(visit, out)
         # On stderr beside JSON, so that stdout stays one object.
         typer.echo(f"page: {out}", err=as_json)
+    # Last, so that the page is written whatever the verdict.
     if any(name in failing for name in visit.faults):
         raise typer.Exit(FAULT)
 
@@ -148,6 +152,7 @@ def _is_replay_log(paths: Sequence[Path]) -> bool:
 def _replay_log(paths: Sequence[Path], as_json: bool, fail_on: str) -> None:
     from lab.doctor.replay_log import is_log, read
 
+    _require_any_or_none(fail_on, "NeMo-RL's r3_trace files")
     files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if is_log(file)]
     log = read(files)
     typer.echo(json.dumps({"replay": log.as_object()}, indent=2) if as_json else "\n".join(log.lines()))
@@ -155,12 +160,18 @@ def _replay_log(paths: Sequence[Path], as_json: bool, fail_on: str) -> None:
         raise typer.Exit(FAULT)
 
 
-def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, as_json: bool, fail_on: str) -> None:
-    from firstorder.localise import localise
+def _require_any_or_none(fail_on: str, what: str) -> None:
+    """ConfigError for causes by name where there are none to name."""
     from lab.strict import ConfigError
 
     if fail_on not in ("any", "none"):
-        raise ConfigError(f"--fail-on: expected any or none with --localise, got {fail_on!r}")
+        raise ConfigError(f"--fail-on: expected any or none with {what}, got {fail_on!r}")
+
+
+def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, as_json: bool, fail_on: str) -> None:
+    from firstorder.localise import localise
+
+    _require_any_or_none(fail_on, "--localise")
     places = localise(paths, model, precision)
     if as_json:
         typer.echo(json.dumps({"places": [place.as_object() for place in places]}, indent=2))

@@ -77,6 +77,7 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
     if "numbers" not in found:
         return Backlog(next_number)
     numbers = found["numbers"].tolist()
+    # The same call by which theory/oversampling.py drew them.
     prompts = [task.prompts(number, 1)[0] for number in numbers]
     G = len(found["num_tokens"]) // len(numbers)
     whole = rollouts_of(found, [prompt for prompt in prompts for _ in range(G)])
@@ -94,6 +95,7 @@ def rollouts_of(found: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Rollo
     is_response = found.get("is_response", torch.ones(sum(lengths), dtype=torch.bool)).split(lengths)
     each = zip(prompts, tokens, logp_mu, versions, found["finishes"].tolist(), is_response, strict=True)
     responses = [_response(*one) for one in each]
+    # Of the routing rows: a sequence of S tokens has S - 1.
     offsets = offsets_of([r.num_tokens - 1 for r in responses])
     record, features, top = None, None, None
     if "experts" in found:
@@ -114,6 +116,7 @@ def _response(
 ) -> Response:
     versions = version_T.tolist()
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
+    # `Response.versions` is empty for a single version, as before the round trip.
     stretches = tuple((t, versions[t]) for t in starts) if len(starts) > 1 else ()
     # A response without a token has no version; nothing asks for it.
     oldest = min(versions, default=0)

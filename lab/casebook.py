@@ -21,6 +21,7 @@ from lab.config.load import config_hash, to_yaml
 from lab.files import append_line, atomic_write, disk_errors, whole_lines
 from lab.manifest import manifest
 from lab.records import RunFolder
+from lab.strict import parse_json
 
 CASES = "cases.jsonl"
 
@@ -67,7 +68,7 @@ def kept_cases(folder: RunFolder) -> list[Rows]:
     path, cases = folder.path / CASES, []
     for number, line in enumerate(whole_lines(path), start=1):
         try:
-            rows = json.loads(line)
+            rows = parse_json(line)
             if not isinstance(rows, list):
                 raise TypeError("no list")
             cases.append([{k: math.nan if v is None else v for k, v in row.items()} for row in rows])
@@ -89,7 +90,7 @@ def read(path: str | Path, kind: str) -> pd.DataFrame:
     with disk_errors(path, "read"):
         text = path.read_text(encoding="utf-8")
     try:
-        parts = json.loads(text)
+        parts = parse_json(text)
         frame = pd.DataFrame(parts["columns"])
         frame.attrs |= {"name": parts["name"], "config_hash": parts["config_hash"]}
     except (ValueError, KeyError, TypeError) as error:

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from lab.files import RecordError, atomic_folder, disk_errors, sync_file, write_synced
+from lab.files import RecordError, atomic_folder, disk_errors
+from lab.strict import parse_json
 
 STATE, SHARDED = "state.json", "sharded.json"
 """The file of a checkpoint that is written last, by kind; its presence marks the checkpoint as complete."""
@@ -65,7 +66,7 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
 def read_shards(folder: Path) -> ShardedCheckpoint:
     """The sharded checkpoint in `folder`, with the size of every file checked against the recorded one."""
     try:
-        parts = json.loads((folder / SHARDED).read_bytes())
+        parts = parse_json((folder / SHARDED).read_bytes())
         step, sizes = int(parts["step"]), dict(parts["bytes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
@@ -81,7 +82,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, with both parts checked against the checksums saved with them."""
     state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
-        parts = json.loads(state_path.read_bytes())
+        parts = parse_json(state_path.read_bytes())
         body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
         # Over the values in canonical form: white space and the order of keys are no damage.
         if sha256(canonical(body)) != parts["state_sha256"]:
@@ -101,10 +102,11 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, Tensor], state
     # Clones, because safetensors refuses tensors that share memory (tied weights).
     data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     body = {"step": step, "state": dict(state)}
+    # Taken from the bytes in memory, so that a read finds whatever the disk changed.
     parts = {"tensors_sha256": sha256(data), "state_sha256": sha256(canonical(body)), **body}
     with atomic_folder(path) as folder:
-        write_synced(folder / "tensors.safetensors", data)
-        write_synced(folder / STATE, (json.dumps(parts, indent=2, allow_nan=False) + "\n").encode())
+        (folder / "tensors.safetensors").write_bytes(data)
+        (folder / STATE).write_bytes((json.dumps(parts, indent=2, allow_nan=False) + "\n").encode())
 
 
 @contextlib.contextmanager
@@ -119,11 +121,9 @@ def shards_written(path: Path, step: int) -> Iterator[Path]:
             files = sorted(p for p in folder.rglob("*") if p.is_file())
             if not files:  # the ranks wrote to other disks: keep the former checkpoints
                 raise RecordError(f"cannot write {path}: expected files in a folder that all machines share, got none")
-            for file in files:
-                sync_file(file)
             sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
         # Last, as it marks the checkpoint as complete.
-        write_synced(folder / SHARDED, (json.dumps({"step": step, "bytes": sizes}, indent=2) + "\n").encode())
+        (folder / SHARDED).write_bytes((json.dumps({"step": step, "bytes": sizes}, indent=2) + "\n").encode())
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:

@@ -21,11 +21,14 @@ def evaluate(
 
     The engine decides which policy is evaluated; a run passes one that computes `pi` itself.
     """
-    prompts = list(task.held_out())[:max_prompts]
+    # Cut before they are read: a task may make its prompts on access.
+    prompts = task.held_out()[:max_prompts]
     sampling = Sampling(max_tokens=max_tokens, num_responses=num_samples, temperature=temperature, seed=seed)
     responses = roll_out(engine, task, prompts, sampling, max_turns).responses
     return {
+        # Every problem has `num_samples` responses, so this is the mean over problems of their means.
         "eval/accuracy": sum(task.reward(r.prompt, r) for r in responses) / len(responses),
+        # `len(r.tokens)` would count the task's observations, too.
         "eval/response_length": sum(int(r.is_response.sum()) for r in responses) / len(responses),
         "eval/stop_fraction": sum(r.finish == "stop" for r in responses) / len(responses),
     }

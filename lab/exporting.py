@@ -49,6 +49,7 @@ def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
         fill(scratch)
         if {p.name for p in to.iterdir()} != {p.name for p in scratch.iterdir()}:
             return False
+        # Not shallow, which takes equal sizes and times for equal bytes.
         return all(filecmp.cmp(to / p.name, p, shallow=False) for p in scratch.iterdir())
 
 

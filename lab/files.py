@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 
 TEMPORARY = ".tmp-"
 
+# POSIX lets the umask be read only by setting it, for all threads; on import there are fewest.
+os.umask(_UMASK := os.umask(0))
+
 
 class RecordError(ValueError):
     """The disk did not take what had to be recorded; the message is one line with the path and the reason."""
@@ -49,7 +52,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def sync_file(path: Path) -> None:
     """Waits until the file's bytes are on the disk, whichever process wrote them."""
-    with open(path, "rb") as file:
+    # Windows flushes only what is open for writing.
+    with open(path, "r+b" if sys.platform == "win32" else "rb") as file:
         os.fsync(file.fileno())
 
 
@@ -79,7 +83,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             # mkstemp makes a private file; a record is as readable as any other file of its owner.
-            os.chmod(temporary, 0o666 & ~_umask())
+            os.chmod(temporary, 0o666 & ~_UMASK)
             os.replace(temporary, path)
             sync_folder(path.parent)  # else a power cut could undo the rename
         finally:
@@ -127,6 +131,7 @@ def whole_lines(path: Path) -> list[bytes]:
     if not path.is_file():
         return []
     with disk_errors(path, "read"):
+        # After the last line break comes nothing, or a torn line. splitlines would return the torn line as well.
         return path.read_bytes().split(b"\n")[:-1]
 
 
@@ -134,10 +139,11 @@ def whole_lines(path: Path) -> list[bytes]:
 def exclusive(lock: Path, refusal: str) -> Iterator[None]:
     """Holds the lock file, creating it if absent; RecordError(refusal) where another process holds it.
 
-    A killed process holds nothing: the system releases its locks.
+    A killed process holds nothing: the system releases its locks. RecordError where the file system has none.
     """
-    held = FileLock(lock, mode=0o666 & ~_umask())
-    with disk_errors(lock, "open"):
+    # On a file system without locks filelock would fall back to a marker file, which a killed process leaves behind.
+    held = FileLock(lock, mode=0o666 & ~_UMASK, fallback_to_soft=False)
+    with disk_errors(lock, "lock"):
         try:
             held.acquire(blocking=False)
         except Timeout as error:  # an OSError, too
@@ -150,16 +156,25 @@ def exclusive(lock: Path, refusal: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to fill, renamed to `path` when the block ends well and removed when it does not."""
+    """A temporary folder to fill, renamed to `path` when the block ends well and removed when it does not.
+
+    The block need not sync what it writes: all of it is flushed to the disk before the rename.
+    """
     path = Path(path)
     with disk_errors(path):
         temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY}{path.name}-", dir=path.parent))
         former = temporary.with_name(f"{temporary.name}-former")
         try:
-            os.chmod(temporary, 0o777 & ~_umask())
+            os.chmod(temporary, 0o777 & ~_UMASK)
             yield temporary
-            # The entries first: after a power cut the folder's own name must not stand for an empty one.
+            # All of it first: after a power cut the folder's own name must not stand for an empty one or empty files.
+            for entry in temporary.rglob("*"):
+                if entry.is_dir():
+                    sync_folder(entry)
+                elif entry.is_file():
+                    sync_file(entry)
             sync_folder(temporary)
+            # A kill between the two renames leaves nothing at `path`, so callers replace no folder that must survive.
             if path.exists():  # no rename replaces a folder that has entries, so the former one moves aside
                 os.replace(path, former)
             try:
@@ -185,10 +200,3 @@ def _end_of_last_line(file: io.FileIO) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def _umask() -> int:
-    """The process's umask; POSIX lets it be read only by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

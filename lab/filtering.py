@@ -22,6 +22,7 @@ import torch
 
 from lab.files import append_line, atomic_write, exclusive, whole_lines
 from lab.progress import ProgressKind, progress_of
+from lab.strict import parse_json
 from lab.tasks.block import TaskBlock
 from lab.tasks.jsonl import reward_of
 from lab.tasks.readers import TABLES, read_rows
@@ -151,7 +152,7 @@ def _rates_there(path: Path, file: ProblemFile, sampled_by: str) -> list[float]:
     for number, line in enumerate(whole_lines(path), start=1):
         where = f"{path}:{number}"
         try:
-            row: Row = json.loads(line)
+            row: Row = parse_json(line)
             id, rate, by = row["id"], float(row["rate"]), row["sampled_by"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: expected a row with id, rate and sampled_by, got {line[:60]!r}") from error
@@ -171,6 +172,7 @@ def _fingerprint(file: ProblemFile, sampling: Sampling, sampler: str) -> str:
     """Twelve hex digits of everything that a rate depends on: equal digits promise equal rates."""
     problems = [[prompt.tokens, prompt.answer] for prompt in file.prompts]
     drawn = [sampling.max_tokens, sampling.num_responses, sampling.temperature, sampling.seed]
+    # torch promises no equal draws and sums from one release to the next.
     parts = [PROCEDURE, torch.__version__, file.tokenizer.eos_id, sampler, drawn, problems]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 

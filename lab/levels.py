@@ -51,6 +51,7 @@ def levels(values: Series, window: int, margin: float) -> list[Level]:
     of noise, from which a steady run seems to fall.
     """
     s = noise(values)
+    # Minus: the first n values are among the first w, so the two means differ with variance s^2 (1/n - 1/w).
     short = [math.sqrt(1 / min(i + 1, window) - 1 / window) for i in range(len(values))]
     means = trailing_mean(values, window)
     return [Level(step, value, value - margin * s * e) for (step, value), e in zip(means, short, strict=True)]

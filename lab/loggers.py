@@ -67,6 +67,7 @@ class CsvLogger(_FileLogger):
         rows = _read_csv(self.path)
         # Rows after the checkpoint are dropped: the run computes them again.
         self.rows = {int(row["step"]): row for row in rows if int(row["step"]) <= first}
+        # Sorted, so that the header does not depend on which metric came first.
         self.columns = sorted({name for row in self.rows.values() for name in row} | {"step"})
         if len(self.rows) < len(rows):
             self._write_all()
@@ -77,6 +78,7 @@ class CsvLogger(_FileLogger):
         # repr keeps every digit of a float64.
         row = {"step": str(step)} | {name: repr(float(value)) for name, value in metrics.items()}
         is_new, has_columns = step not in self.rows, row.keys() <= set(self.columns)
+        # Copies: the row is in both before the disk has taken it.
         former = dict(self.rows), list(self.columns)
         self.rows[step] = row
         self.columns = sorted({*self.columns, *row})

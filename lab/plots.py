@@ -78,6 +78,7 @@ def lines(
             customdata=[number(float(value)) for value in points.values()],
             hovertemplate="%{customdata}",
         )
+    # The unified box has a line per series: a dozen would cover the figure.
     figure.update_layout(hovermode="x unified" if len(series) < 12 else "closest")
     figure.update_xaxes(**x_scale.axis())
     return figure.update_yaxes(**y_scale.axis())
@@ -97,6 +98,7 @@ def bars(series: Mapping[str, Mapping[str, Number]], *, title: str, x: str, y: s
             hovertemplate="%{customdata}",
         )
     figure.update_layout(barmode="group", bargap=0.25, showlegend=len(series) > 1)
+    # A linear Scale may begin above 0, which would cut bars short; plotly's own range for them begins at 0.
     return figure.update_yaxes(**scale.axis()) if scale.is_log else figure
 
 
@@ -206,6 +208,7 @@ def of_report(figure: Figure) -> go.Figure:
         data.append(trace | look | {"showlegend": False})
     # The labels of narrow pages would stand on top of the others.
     labels = [label for label in figure.layout.get("annotations", ()) if not label["name"].endswith(" narrow")]
+    # `end_labels` names each label `run-<index>`.
     inks = [PALETTE[int(label["name"].removeprefix("run-")) % len(PALETTE)].text for label in labels]
     coloured = [label | {"font": label["font"] | {"color": ink}} for label, ink in zip(labels, inks, strict=True)]
     drawn = go.Figure(data=data, layout=figure.layout | {"annotations": coloured})
@@ -230,6 +233,7 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
         shown = [(number(one), one) for one in sorted(options)] if is_number else [(str(one), one) for one in options]
         kind = SelectionSlider if is_number else Dropdown
         style = {"description_width": "initial"}
+        # The first choice as given, not as sorted: without a kernel the figure stays there.
         selectors[name] = kind(options=shown, value=options[0], description=name, style=style)
     display(HBox([*selectors.values()], layout=Layout(flex_flow="row wrap")))
 
@@ -262,7 +266,7 @@ def _figure(title: str, x: str, y: str) -> go.Figure:
 
 
 def _scale(values: Sequence[Number], is_log: bool) -> Scale:
-    finite = [float(value) for value in values if float("-inf") < value < float("inf")]
+    finite = [float(value) for value in values if float("-inf") < value < float("inf")]  # False for nan, too
     if not finite:
         raise ValueError(f"expected at least 1 finite number to draw, got 0 of {len(values)}")
     return Scale.of(finite, "log" if is_log else "linear")

@@ -93,6 +93,7 @@ def ray_session(
             )
             yield
         finally:
+            # Inside the other two blocks: this ends the processes that write into the folder.
             ray.shutdown()
 
 

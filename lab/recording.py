@@ -109,6 +109,7 @@ class RunRecorder:
             trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)
             self.folder.save_trace(number, trace, mu, old)
         self.checkpoint(number, save_checkpoint)
+        # Last, so that what is shown has been written.
         if self.progress is not None:
             self.progress.show(number, row)
 

@@ -62,7 +62,7 @@ class RunFolder:
         """A new folder `root/<name>/<UTC time>-<config hash>`; a taken time is advanced by whole seconds."""
         if now.tzinfo is None:
             raise ValueError(f"expected a time with a time zone, got {now.isoformat()}")
-        for part in (name, config_hash):
+        for part in (name, config_hash):  # parts of a path and of a glob pattern: no separator, no `*`
             if not re.fullmatch(r"\w[\w.+=-]*", part):
                 raise ValueError(f"expected a name of letters, digits and . _ + = -, got {part!r}")
         return RunFolder(dated_folder(Path(root) / name, now, f"-{config_hash}"))
@@ -185,6 +185,7 @@ class RunFolder:
         ValueError where that step's own line is missing: the run could get no verdict.
         """
         kept = [line for line in self.metrics() if line["step"] <= last_step]
+        # Step 0 needs no row: `RunRecorder.begin` writes it where it is missing.
         if last_step > 0 and (not kept or kept[-1]["step"] != last_step):
             got = f"none after step {kept[-1]['step']}" if kept else "none at all"
             raise ValueError(
@@ -274,7 +275,8 @@ class RunFolder:
     def _prune(self, keep: int) -> None:
         with disk_errors(self.path / "checkpoints"):
             for old in self._checkpoints(STATE, SHARDED)[:-keep]:
-                shutil.rmtree(old)
+                # Renamed first: of a folder half removed by a kill, the next `hold` removes the rest.
+                shutil.rmtree(old.rename(old.with_name(f"{TEMPORARY}{old.name}")))
 
     def _checkpoints(self, *last_parts: str) -> list[Path]:
         """The checkpoint folders that have one of these last-written parts, oldest step first."""

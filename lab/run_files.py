@@ -129,6 +129,7 @@ def _number(name: str, value: object) -> float | int:
         raise ValueError(f"metric name {name!r} is reserved")
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
+    # numpy's scalars are numbers, too, but json.dumps refuses most of them.
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 

@@ -58,6 +58,14 @@ def validate_json(model_cls: type[Model], text: str | bytes, where: str) -> Mode
         raise ConfigError(line if len(details) == 1 else f"{line} (and {len(details) - 1} more)") from error
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError also where its lists and objects are nested too deeply for Python."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists and objects are nested too deeply") from None
+
+
 def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
     """One pydantic error as `full.dotted.name: what is wrong`."""
     names, known, inside = _locate(model_cls, error["loc"])
@@ -108,6 +116,7 @@ def _locate(model_cls: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> 
         names.append(str(part))
         fields = _field_types(members[0])
         known = list(fields)
+        # The last type argument is that of the elements, in a list or tuple as in a mapping.
         elements = [arg for arg in typing.get_args(members[0]) if arg is not Ellipsis]
         kind = fields.get(str(part), elements[-1] if elements else None)
     return names, known, list(_field_types(_members(kind)[0]))

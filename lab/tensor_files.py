@@ -59,6 +59,7 @@ def write_tensors(
                 value = tensors[name]
                 written = sum(_write(file, part) for part in ([value] if isinstance(value, Tensor) else value.parts()))
                 expected = math.prod(value.shape) * value.dtype.itemsize
+                # The header is written: with a part missing, every later tensor would be read from a wrong place.
                 if written != expected:
                     raise RecordError(f"cannot write {path}: expected {expected} bytes of {name}, got {written}")
         sync_file(temporary)
@@ -69,7 +70,7 @@ def _write(file: io.BufferedWriter, tensor: Tensor) -> int:
         return 0
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     for start in range(0, len(data), CHUNK):
-        file.write(data[start : start + CHUNK])
+        file.write(data[start : start + CHUNK])  # a slice of a memoryview, so no copy
     return len(data)
 
 

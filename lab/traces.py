@@ -21,7 +21,7 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 | rewards         | (B,)      | float32 | reward of the response                                                       |
 | experts_mu      | (R, L, K) | int     | optional: experts of mu; row s of response b is input token s, S_b - 1 rows  |
 | experts_old     | (R, L, K) | int     | optional: experts that the training engine's live router logits would choose |
-| engines         | (B,)      | int     | optional: number of the engine, or of the rank, that the response is from    |
+| engines         | (B,)      | int     | optional: number, from 0 on, of the engine or rank that the response is from |
 | versions        | (A,)      | int     | optional: weight version that sampled the token (partial rollouts have some) |
 | top_ids         | (A, k)    | int     | optional: mu's likeliest tokens at the position, the likeliest first         |
 | top_logp_mu     | (A, k)    | float   | optional, with top_ids: their log-probabilities under mu; -inf: no token     |
@@ -37,6 +37,7 @@ Nothing is truncated (top-p, top-k, min-p) on any side.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -50,6 +51,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lab.files import disk_errors
+from lab.strict import parse_json
 from lab.tensor_files import Blocks, write_tensors
 from theory.contracts import Rollouts, TokenScores
 from theory.routing.record import RoutingRecord, index_dtype, narrowed
@@ -98,8 +100,10 @@ class Trace:
             raise ValueError("offsets: expected at least 1 response, got none")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number above 0, got {self.temperature}")
-        if int(self.tokens.min()) < 0:
-            raise ValueError(f"tokens: expected numbers from 0 on, got {int(self.tokens.min())}")
+        for name in ("tokens", "engines"):
+            value = getattr(self, name)
+            if value is not None and value.numel() and int(value.min()) < 0:
+                raise ValueError(f"{name}: expected numbers from 0 on, got {int(value.min())}")
         for name in ("num_prompt", "rewards", "engines"):
             value = getattr(self, name)
             if value is not None and len(value) != B:
@@ -144,6 +148,7 @@ class Trace:
         if len(experts) != R:
             raise ValueError(f"{name}: expected {R} rows, one less than tokens in each response, got {len(experts)}")
         try:
+            # Made for its checks alone; `record_mu` and `record_old` make it again.
             self._record(experts)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
@@ -283,6 +288,7 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
         if tensor.dim() != ranks.get(name, 1):
             raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
         is_float = "logp" in name or name in ("rewards", "entropy_old")
+        # Signed, because -1 marks the slots without a record.
         kind = "float" if is_float else "bool" if name == "is_response" else "signed int"
         fits = tensor.dtype in SIGNED if kind == "signed int" else kind in str(tensor.dtype)
         if not fits:
@@ -309,10 +315,11 @@ def _temperature(text: str | None) -> float | None:
 
 def _texts(text: str) -> dict[int, str]:
     """The text of each token; ValueError for JSON that is no object from numbers to text."""
-    texts = json.loads(text)
-    if not isinstance(texts, dict) or not all(token.isdecimal() for token in texts):
-        raise ValueError(f"texts: expected a JSON object from token numbers to text, got {text[:40]!r}")
-    return {int(token): str(words) for token, words in texts.items()}
+    with contextlib.suppress(ValueError):
+        texts = parse_json(text)
+        if isinstance(texts, dict) and all(token.isdecimal() for token in texts):
+            return {int(token): str(words) for token, words in texts.items()}
+    raise ValueError(f"texts: expected a JSON object from token numbers to text, got {text[:40]!r}")
 
 
 def _pack(values_BT: Float[Tensor, "B T ..."], lengths: list[int]) -> Float[Tensor, "A ..."]:

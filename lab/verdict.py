@@ -163,6 +163,7 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
         undecided.append(f"{len(metrics)} steps are recorded, and the rules need {rules.min_steps}")
     for name in (REWARD, KL, ENTROPY):
         num_values = len(series(metrics, name))
+        # Of a short run the line above says it already.
         if len(metrics) >= rules.min_steps > num_values:
             undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
     stable = False if reasons else None if undecided else True
@@ -178,6 +179,7 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
 
 def _non_finite(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
     for record in metrics:
+        # A row of metrics.jsonl names them and has null as their value; a row in memory has the value itself.
         bare = [n for n, v in record.items() if isinstance(v, float) and not math.isfinite(v)]
         names = [*record.get("non_finite", ()), *bare]
         if names:
@@ -208,8 +210,10 @@ def _reward_fall(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> R
 
 def _kl_blowup(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> Reason | None:
     values = series(metrics, KL)
+    # No reason, and yet no stable run: `min_steps` exceeds `early_steps`, so `judge` has it under `undecided`.
     if len(values) < rules.early_steps:
         return None
+    # A median: one early spike would lift a mean, and with it the limit of the whole run.
     early = median(value for _, value in values[: rules.early_steps])
     # kl_limit always counts; kl_floor keeps a multiple of a tiny early KL from counting.
     limit = min(rules.kl_limit, max(rules.kl_factor * early, rules.kl_floor))
@@ -290,6 +294,7 @@ def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[
         first, peak, final = highest(found[: rules.window]).value, highest(found).value, found[-1].value
         summary |= {"reward_first": first, "reward_peak": peak, "reward_final": final}
         if peak > 0:
+            # Peaks rank by their lowered means, so the last mean may be above the peak; rewards may be below 0.
             summary["drawdown"] = min(1.0, max(0.0, 1 - final / peak))
     for name, label in ((KL, "k3_kl"), (ENTROPY, "entropy")):
         values = [value for _, value in series(metrics, name)]

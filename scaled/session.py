@@ -219,7 +219,7 @@ class Session:
     def _first_rollouts(self, rollout: RolloutGroup, version: int) -> Rollouts:
         """Responses for the probe after the first push, when no step has sampled any."""
         block = self.config.probe
-        prompts = list(self.task.held_out())[: block.num_sequences]
+        prompts = self.task.held_out()[: block.num_sequences]
         sampling = Sampling(
             max_tokens=min(self.algorithm.max_tokens, block.num_tokens),
             num_responses=-(-block.num_sequences // len(prompts)),

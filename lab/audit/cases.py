@@ -141,6 +141,7 @@ def _engine(
         def at_scale(scale: float) -> Edges:
             return disturbed(logp_old, noise, scale)
     else:
+        # One direction for every level, so that levels differ in distance alone.
         step_Q = _random_step(old, generator)
 
         def at_scale(scale: float) -> Edges:

@@ -20,6 +20,7 @@ def every_objective() -> list[dict[str, Any]]:
     weighed = [
         {"preset": "reinforce", "label": f"reinforce + {name}", "correction": _block(name)}
         for name in CORRECTIONS
+        # Under its own correction it is the preset again.
         if name != PRESETS["reinforce"].correction.name
     ]
     plain = [block for block in (*presets, *weighed) if _is_enumerable(block)]

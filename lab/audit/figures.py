@@ -79,6 +79,7 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
         words = f"{COLUMNS[name]}: median {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
         dot = _trace(run, labels, role, [scale.place(centre)], [labels[run]]) | {"mode": "markers"}
         data.append(dot | hover(["<br>".join(textwrap.wrap(words, 40))]))
+    # The largest first: plotly draws a category axis from the bottom up, so the least stands on top.
     order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
     layout = {
         "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, relative to its length"}},
@@ -231,7 +232,7 @@ def ratio_map(part: pd.DataFrame, first: str, second: str, id_: str, title: str)
     # Colours saturate at a factor of 4; the text has the number.
     heat = {
         "type": "heatmap", "x": [number(v) for v in levels], "y": [str(v) for v in lengths],
-        "z": np.log2(table).clip(-2, 2).tolist(), "zmin": -2, "zmax": 2, "showscale": False,
+        "z": np.log2(np.clip(table, 1 / 4, 4)).tolist(), "zmin": -2, "zmax": 2, "showscale": False,
         "text": [[number(v) for v in row] for row in table], "texttemplate": "%{text}",
         "hovertemplate": "T = %{y}, KL %{x}: ratio %{text}<extra></extra>", "xgap": 2, "ygap": 2,
         "name": title, "meta": {"role": "map"},

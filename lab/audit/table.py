@@ -173,20 +173,36 @@ def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
 def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     """bias(first) / bias(second) per policy, then its median and interval: a row per case and level.
 
-    Below 1, the first objective has less. Levels without a gap, where both may be exact, have no row.
+    Below 1, the first objective has less. The ratio to an exact objective is infinite, that of two such ones 1. Levels
+    without a gap, where all objectives may be exact, have no row.
     """
     rows = []
-    gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)  # without a gap both biases may be 0, and so 0 / 0
+    gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)
     for place, part in parts(gaps, [*CASE, *LEVEL]):
+        # By seed, so that the division pairs the biases of one policy.
         above, below = (where(part, part["objective"] == name).sort_values("seed") for name in (first, second))
         if above.empty or below.empty:
             continue
         # Medians and bootstrap on the log scale, where swapping the two objectives only flips the sign.
-        logs = np.log(numbers(above, "bias") / numbers(below, "bias"))
-        found = interval(logs, first, second, *map(str, place.values()))
-        place |= {"ratio": math.exp(found.median), "low": math.exp(found.low), "high": math.exp(found.high)}
+        found = interval(_log_ratios(above, below), first, second, *map(str, place.values()))
+        place |= {"ratio": _exp(found.median), "low": _exp(found.low), "high": _exp(found.high)}
         rows.append(place | {name: float(np.median(numbers(above, name))) for name in ("kl_mu_pi", "kl_sequence")})
     return pd.DataFrame(rows)
+
+
+FAR = 1e6
+"""Stands for the logarithm of infinity, since no bootstrap takes an infinite number: its half is infinite too."""
+
+
+def _log_ratios(above: pd.DataFrame, below: pd.DataFrame) -> NDArray[np.float64]:
+    first, second = (np.array([tidy(bias) for bias in numbers(part, "bias")]) for part in (above, below))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(first / second)
+    return np.where((first == 0) & (second == 0), 0.0, logs.clip(-FAR, FAR))
+
+
+def _exp(log: float) -> float:
+    return math.exp(log) if log < 700 else math.inf
 
 
 # ---- as text ---------------------------------------------------------------------------------------------------------

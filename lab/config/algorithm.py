@@ -132,7 +132,8 @@ WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
 def refuse_truncation(given: Mapping[str, Any]) -> None:
     """Raises ValueError for a setting that truncates: old and pi would need the mask of the kept tokens."""
     for name, whole in WHOLE.items():
-        if name in given and given[name] != whole:
+        # True equals 1 in Python, but is no setting.
+        if name in given and (given[name] != whole or isinstance(given[name], bool)):
             raise ValueError(
                 f"{name}: expected {whole} (the trainer scores the whole vocabulary, and no record has the mask of the "
                 f"tokens that were left to sample from), got {given[name]}"
@@ -145,9 +146,12 @@ class SamplingBlock(Derived, SamplingSettings):  # pyright: ignore[reportGeneral
     @model_validator(mode="before")
     @classmethod
     def _is_whole(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            refuse_truncation(given)
-        return given
+        # Before the fields: as an unknown key, the setting would be refused without this reason.
+        if not isinstance(given, Mapping):
+            return given
+        refuse_truncation(given)
+        # Left out, as they change nothing: the config has one hash with and without them.
+        return {name: value for name, value in given.items() if name not in WHOLE}
 
 
 class DynamicSamplingBlock(Strict):
@@ -178,6 +182,7 @@ class AlgorithmConfig(Strict):
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")
     # Newer than some runs, so null by default, which `config_hash` omits.
+    # 0 is refused where null means the same: one run would have two hashes.
     label_noise: float | None = derived(Algorithm, "label_noise", default=None, gt=0, ge=None)
     overlong_buffer: int | None = derived(Algorithm, "overlong_buffer", default=None, gt=0, ge=None)
     overlong_factor: float | None = derived(Algorithm, "overlong_factor", default=None)

@@ -26,6 +26,7 @@ class Derived(Strict):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         for field in cls.model_fields.values():
+            # A list of them first, because the loop adds to the metadata.
             for words in [word for word in field.metadata if isinstance(word, About)]:
                 field.description = words.words
                 field.metadata += [_BOUNDS[name](bound) for name, bound in words.bounds.items()]

@@ -123,6 +123,7 @@ def config_hash(config: BaseModel) -> str:
     """
     dumped = config.model_dump(mode="json", exclude_none=True)
     fields = {key: value for key, value in dumped.items() if key not in NOT_HASHED}
+    # Sorted, so that a field that moves within its block changes no hash.
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 

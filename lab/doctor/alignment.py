@@ -40,7 +40,8 @@ def _shifted(view: View) -> tuple[int, float] | None:
 
 def _zeros(view: View, at_last: bool, below: float) -> float | None:
     shares = []
-    # Either side may be the one that was padded.
+    # Either side may be the one that was padded. A sure token's log-probability rounds to 0 too, so only tokens below
+    # 0 on the other side are asked.
     for one, other in ((view.mu_n, view.old_n), (view.old_n, view.mu_n)):
         is_asked_n = (other < below) & (view.is_last_n == at_last)
         if bool(is_asked_n.any()):
@@ -71,6 +72,7 @@ def end_share(view: View) -> float | None:
 
     An end token is one that occurs only at ends. None with fewer than MIN_TOKENS such responses, or with observations.
     """
+    # An observation starts another turn: a turn's own end token then also stands inside the response.
     if not bool(view.trace.is_response.all()):
         return None
     last = view.token_n[view.is_last_n]

@@ -63,6 +63,7 @@ def _rows(
         for name, values_S in (("is_sampled", mask), *columns.items()):
             if len(values_S) != len(ids):
                 raise ValueError(f"{place}: {name}: expected {len(ids)} values, one per token, got {len(values_S)}")
+        # Padding that is kept would count as an observation, and `alignment.end_share` has no value where there is one.
         stop = max((at + 1 for at, is_one in enumerate(mask) if is_one), default=0)
         if stop == 0:
             continue  # a fully masked response has no sampled token

@@ -36,7 +36,8 @@ def over(x: float | None, threshold: float | int, power: float | int = 4) -> flo
     """x^power / (x^power + threshold^power) for x > 0: 1/2 at the threshold; 0 for x <= 0 and for no data."""
     if x is None or x <= 0:
         return 0.0
-    # (threshold / x)^power would overflow for tiny x.
+    # (threshold / x)^power would overflow for tiny x. A nan (rho_z where a ratio is infinite) fails both comparisons,
+    # and counts as no evidence.
     return 1 / (1 + (threshold / x) ** power) if (x > threshold * 1e-6) else 0.0
 
 
@@ -55,11 +56,13 @@ def _unrelated(seen: Seen) -> float:
 def _route_record(seen: Seen) -> float:
     """Log-probabilities agree far better than routes: the recorded rows are not the ones that ran."""
     share = over(seen.get("router_disagreement"), 0.02) * under(seen.get("k3_kl", 1.0), 1e-7)
+    # Rows that fit a neighbour's better are misplaced, however large the gap of the log-probabilities.
     moved = over(seen.get("row_shift_gain"), 1.5) * over(seen.get("router_disagreement"), 0.1)
     return max(share, moved, over(seen.get("unrecorded_share"), 0.02))
 
 
 def _mask(seen: Seen) -> float:
+    # Two policies over the same tokens have a mean ratio of 1, however one-sided the gaps of a sample are.
     return over(seen.get("one_sided"), 0.9, 20) * over(abs(seen.get("rho_z", 0.0)), 5)
 
 
@@ -106,6 +109,7 @@ def _sampler_temperature(seen: Seen) -> float:
 
 
 def _nothing(seen: Seen) -> float:
+    # Equal bits say nothing about the distribution that tokens were drawn from.
     return float(seen.get("exact_share") == 1) * (1 - _sharper(seen))
 
 
@@ -138,12 +142,15 @@ def _stale(seen: Seen) -> float:
     """
     is_repeated = under(seen.get("noise_share", 0.0), 0.3)
     if "flips_per_size" not in seen:
+        # Without both sides' routes coarse rounding looks the same: as a rule old weights come second, with a strength
+        # that is still named (NAMED in diagnosis.py).
         return 0.35 * over(seen.get("size"), 0.05) * is_repeated
     score = seen["kl_per_flip"] / max(seen["flips_per_size"], 1e-12) / max(seen.get("sure_ratio", 0.6), 1e-9)
     return over(score, 0.7, 2) * over(seen.get("num_flips"), 10) * is_repeated * (1 - _routed(seen))
 
 
 def _precision(seen: Seen) -> float:
+    # Too few tokens in doubt give no size: rounding then takes all that earlier causes leave.
     return 0.0 if seen.get("exact_share") == 1 else under(seen.get("size", 0.0), 0.6)
 
 

@@ -58,6 +58,7 @@ def change(values: Sequence[float]) -> Change | None:
     at = int(scans_t.argmax()) + 1  # the scan starts at t = 1
     time_n = torch.arange(n, dtype=torch.float64)
     line = _left(rank_1n[0], time_n)
+    # `at` is from 1 to n - 1, so the step function takes both values and `_left` never divides by 0.
     levels = _left(rank_1n[0], (time_n >= at).double())
     return Change(
         at=at,
@@ -79,6 +80,7 @@ def _midranks(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def _scan(rank_mn: Float[Tensor, "m n"]) -> Float[Tensor, "m k"]:
     """|sum_{i <= t} (r_i - (n + 1)/2)| / sqrt(t (n - t)) for t = 1 .. n - 1: Pettitt's (1979), standardised."""
     n = rank_mn.shape[1]
+    # Not t = n, where the sum is 0 and so is n - t.
     t = torch.arange(1, n, dtype=torch.float64)
     return (rank_mn - (n + 1) / 2).cumsum(1)[:, :-1].abs() / (t * (n - t)).sqrt()
 

@@ -45,6 +45,12 @@ class Diagnosis:
         return [first, second] if self.strengths[second] >= NAMED else [first]
 
     @property
+    def strength_words(self) -> str:
+        """The strength of the named cause; where undecided, both candidates with theirs."""
+        pair = [f"{cause.title} ({self.strengths[cause]:.2f})" for cause in self.candidates]
+        return " or ".join(pair) if pair else f"{self.strengths[self.named[0]]:.2f}"
+
+    @property
     def share_right(self) -> float | None:
         """The share of planted faults, in [0, 1], named rightly at this strength.
 
@@ -63,10 +69,9 @@ class Diagnosis:
         """The likely cause, in one sentence."""
         first = self.named[0]
         lead = "it looks like" if self.fault else "nothing to fix; it looks like"
-        if pair := self.candidates:
-            of = " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in pair)
-            return f"undecided: {lead} {of}."
-        return f"{lead} {first.title} (strength {self.strengths[first]:.2f})."
+        if self.candidates:
+            return f"undecided: {lead} {self.strength_words}."
+        return f"{lead} {first.title} (strength {self.strength_words})."
 
     @property
     def caution(self) -> str | None:
@@ -92,6 +97,7 @@ class Diagnosis:
 
     def evidence(self, cause: Cause) -> list[tuple[str, str]]:
         """The clues for or against a cause: title and value."""
+        # `shows` lists every clue that may bear on a cause; a trace without routes or entropies has only some of them.
         titles = OTHER_TITLES | {name: clue.title for name, clue in CLUES.items()}
         return [(titles[name], number(self.seen[name])) for name in cause.shows if name in self.seen]
 

@@ -63,6 +63,7 @@ def whole(row: dict[str, Any], name: str, before: int | float, width: int | None
 
 def nemo_rl(folder: Path, rows: Rows) -> Path:
     """`train_data_step3.jsonl`: right-padded; mu is 0 where no token was sampled, old has a value from place 1 on."""
+    # Wider than the longest row: every row has padding, which its importer must cut.
     W, out = max(len(row["tokens"]) for row in rows) + 2, []
     for idx, row in enumerate(rows):
         S, mask = len(row["tokens"]), whole(row, "is_response", 0, W)
@@ -93,6 +94,7 @@ def prime_rl(folder: Path, rows: Rows) -> Path:
             | {"export_sequence_idx": i, "env_name": "arithmetic", "token_ids": row["tokens"]}
             | {"position_ids": list(range(S)), "loss_mask": [bool(x) for x in whole(row, "is_response", 0)]}
             | {"advantages": [0.5] * S, "inference_logprobs": whole(row, "logp_mu", 0.0)}
+            # Far from mu's 0 on the prompt: an importer that took the prompt's values would show a large gap.
             | {"trainer_logprobs": whole(row, "logp_old", -11.9), "entropy": whole(row, "entropy_old", 11.9)}
             | {"mismatch_kl": nothing, "log_importance_ratio": nothing, "importance_ratio": nothing}
             | {"prob_delta": nothing, "is_masked": nothing, "is_masked_high": nothing, "is_masked_low": nothing}
@@ -189,6 +191,7 @@ def vllm(folder: Path, rows: Rows) -> Path:
         np.save(buffer, experts)
         routes = base64.b64encode(buffer.getvalue()).decode() if i % 2 else experts.tolist()
         logprobs = [
+            # Two candidates per position, as the sampled token's value must be found by its id.
             {str(token): {"logprob": x, "rank": 1, "decoded_token": "?"}, "99": {"logprob": -9.0, "rank": 2}}
             for token, x in zip(row["tokens"][P:], row["logp_mu"], strict=True)
         ]

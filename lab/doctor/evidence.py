@@ -41,6 +41,7 @@ def gather(trace: Trace) -> dict[str, float]:
 def disagreement(view: View) -> float | None:
     """Share, in [0, 1], of (row, layer) pairs whose sets of experts differ (R3 sec. 3.2), prompts included."""
     mu, old = view.trace.record_mu, view.trace.record_old
+    # `router_disagreement` raises ValueError for two records without a (row, layer) in common.
     if mu is None or old is None or view.difference_RL is None or not bool((view.difference_RL >= 0).any()):
         return None
     return router_disagreement(mu, old)

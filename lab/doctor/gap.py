@@ -104,6 +104,7 @@ def noise_share(view: View) -> float | None:
     sum over groups of m equal draws of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
     independent noise of mean 0, 0 for engines that are functions of the context.
     """
+    # By token too: even an engine that is a function of the context has another d for each of its tokens.
     _, group_n, sizes = view.draw_n.unique(return_inverse=True, return_counts=True)
     is_many_n = sizes[group_n] > 1
     total = view.d_n[is_many_n].square().sum()

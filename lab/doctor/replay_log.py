@@ -58,7 +58,11 @@ class ReplayLog:
 
     @property
     def fault(self) -> tuple[str, str] | None:
-        """The fault and the first thing to do; None if the log shows no break in the replay."""
+        """The fault and the first thing to do; None if the log shows no break in the replay.
+
+        A log with nothing to compare is a fault, too: it does not show that replay is complete.
+        """
+        # Tokens first: where they differ, other routes follow from them.
         for name, what in zip(DIGESTS, ("tokens", "routes"), strict=True):
             if found := self.differing(name):
                 key, stage = found[0]
@@ -83,7 +87,18 @@ class ReplayLog:
                 f"{missing} of {self.num_rows:,} rows had no route and took the trainer's own",
                 "Find the tokens without routes from the engine: cached prefixes, preempted requests, tool outputs.",
             )
+        if not (self.num_compared or self.forwards):
+            lacks = "fetch by a trainer" if self.sampled else "payload of a rollout"
+            return (
+                f"nothing was compared, as no {lacks} is in these files",
+                "Pass the files of all processes of the run together.",
+            )
         return None
+
+    @property
+    def num_compared(self) -> int:
+        """Fetches of samples that the rollout wrote."""
+        return sum(key in self.sampled for key, _, _ in self.fetched)
 
     @property
     def _told(self) -> tuple[str, str]:
@@ -93,11 +108,10 @@ class ReplayLog:
         """The verdict, the first thing to do, and the counts of the comparison."""
         verdict, first = self._told
         layers = len({layer for _, layer in self.forwards})
-        compared = len([1 for key, _, _ in self.fetched if key in self.sampled])
         return [
             f"R3 trace: {verdict}.",
             f"Do first: {first}",
-            f"  {compared} fetched samples compared with {len(self.sampled)} of the rollout; "
+            f"  {self.num_compared} fetched samples compared with {len(self.sampled)} of the rollout; "
             f"{sum(self.forwards.values())} replayed passes of {layers} layers verified.",
             "  The trace holds only digests: the gap between the engines needs train_data_step{N}.jsonl.",
         ]
@@ -145,6 +159,7 @@ def _take(log: ReplayLog, row: Mapping[str, Any]) -> None:
         place = str(row["stage"]), None if row["layer_number"] is None else int(row["layer_number"])
         log.forwards[place] += 1
         log.num_rows += int(row["actual"]["shape"][0])
+        # Only `true` is a match: a test of truth would also accept a string such as "false".
         if row["matches_expected"] is not True:
             log.unequal[place] += 1
         if rows := int(row["fallback_rows"]):

@@ -91,6 +91,7 @@ class _Scored:
     """The sampled tokens of a trace, and their log-probabilities under the model."""
 
     def __init__(self, trace: Trace, reference: ReferenceModules) -> None:
+        # Without a temperature in the trace, log-probabilities count as those at 1.
         self.reference, self.temperature = reference, trace.temperature or 1.0
         self.sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(trace.offsets.tolist())]
         self.row_n = response_rows(trace)[trace.is_response]
@@ -98,6 +99,7 @@ class _Scored:
 
     def under(self, precision: Precision, record: RoutingRecord | None = None) -> Float[Tensor, " n"]:
         """Log-probabilities in that precision; float32 is exact."""
+        # Rounded anew at every call: the copies of all precisions would be in memory at once otherwise.
         model = self.reference if precision == "fp32" else self.reference.rounded(precision)
         return model.routed(self.sequences, record, self.temperature).logp_R[self.row_n].double()
 

@@ -47,6 +47,7 @@ def kl_per_flip(view: View) -> float | None:
 
 def most(k3_n: Float[Tensor, " n"]) -> float:
     """The mean without the largest 0.5 %."""
+    # Rounded up: one token is left at least, and below 200 tokens none is left out.
     return k3_n.sort().values[: math.ceil(0.995 * len(k3_n))].mean().item()
 
 

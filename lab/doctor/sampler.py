@@ -34,8 +34,10 @@ def collision_z(view: View) -> float | None:
     # A draw has (sizes - 1) equal others among (visits - 1) others from its context.
     excess_n = (sizes[group_n] - 1) - (visits[context_n] - 1) * view.mu_n.exp()
     excess = torch.zeros(len(visits), dtype=torch.float64).index_add(0, context_n, excess_n)
+    # Where every repeated context has a sure token, all excesses are 0 and the quotient would be 0 / 0.
     if int((visits > 1).sum()) < MIN_TOKENS or not bool((excess != 0).any()):
         return None
+    # One square per context, not per draw: draws of a context share its counts, so their excesses are dependent.
     return (excess.sum() / excess.square().sum().sqrt()).item()
 
 

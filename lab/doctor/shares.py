@@ -48,6 +48,7 @@ def _after_a_difference(view: View) -> Bool[Tensor, " n"]:
     before_R = torch.cat([differs_R.new_zeros(1), differs_R.cumsum(0)])
     # Sequence b has S_b - 1 rows, so its first row is b places before its first token.
     first_n = view.trace.offsets[view.response_n] - view.response_n
+    # before_R[r] counts the differing rows before row r, so the token's own row is left out: it is the kind OWN.
     return before_R[view.row_n] > before_R[first_n]
 
 

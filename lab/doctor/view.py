@@ -51,6 +51,7 @@ class View:
         place_A = trace.offsets[response_A] + trace.num_prompt[response_A] + position_A
         return View(
             trace=trace,
+            # float64, as k3 of a small d is the difference of two nearly equal numbers.
             mu_n=trace.logp_mu[mask_A].double(),
             old_n=trace.logp_old[mask_A].double(),
             token_n=trace.tokens[place_A][mask_A].long(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 Seen = Mapping[str, float]
 """The clues by name."""
@@ -24,6 +25,15 @@ CAUSED = 0.5
 routers. On two models of width 104 and 52 it was 0.53 to 0.86 for noise of 0.1 and more, at most 0.44 for all else."""
 
 
+def plain(value: Any) -> Any:
+    """The same for JSON, which has neither NaN nor infinity: null for a number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def share(value: float) -> str:
     """A share in percent."""
     return f"{100 * value:.3g} %"
@@ -31,6 +41,7 @@ def share(value: float) -> str:
 
 def masked(seen: Seen) -> str:
     """Words for a distribution truncated on one side."""
+    # A truncated side divides by the mass that it keeps, so its probabilities are the larger ones; rho is old/mu.
     side = "mu's" if seen["rho_mean"] < 1 else "old's"
     other = "old's" if side == "mu's" else "mu's"
     # It is 0 in float64 where old is over 745 nats below mu on every token, as a filler for -inf may be.

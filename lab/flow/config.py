@@ -160,6 +160,7 @@ class FlowConfig(Strict):
         for objective in self.objectives:
             for n in self.num_minibatches:
                 for size in self.batch_sizes:
+                    # For its checks: a setting that no run can have is an error before the first run.
                     self.settings(objective, n, size)
         return self
 

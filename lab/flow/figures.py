@@ -31,6 +31,7 @@ def curves(part: pd.DataFrame, name: str) -> dict[str, Points]:
         points = found.setdefault(place["objective"], [])
         for at, rows in parts(own, ["update"]):
             values = numbers(rows, name)
+            # All problems or none: a mean over the others would be of other problems at each update.
             if np.isfinite(values).all():
                 points.append((float(at["update"]), interval(values, name, *map(str, [*place.values(), at["update"]]))))
     return {objective: points for objective, points in found.items() if points}
@@ -161,6 +162,7 @@ def reward_maps(found: pd.DataFrame, optimum: float) -> list[Figure]:
 def _line(labels: Sequence[str], label: str, points: Points, scale: Scale) -> list[dict[str, Any]]:
     x = [at for at, _ in points]
     mean, low, high = ([scale.place(tidy(getattr(one, side))) for _, one in points] for side in ("mean", "low", "high"))
+    # A closed outline: along the upper edge, and back along the lower one.
     band = _trace(labels, label, "band", x + x[::-1], high + low[::-1])
     line = _trace(labels, label, "line", x, mean) | hover([str(one) for _, one in points])
     return [band | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}, line]

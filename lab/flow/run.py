@@ -40,6 +40,7 @@ def flow(
     cases = [(problem, error) for problem in range(config.problems.count) for error in config.errors]
     rows: Rows = []
     for done, (problem, error) in enumerate(cases):
+        # By position: the cases and their order follow from the config, whose hash the records share.
         found = former[done] if done < len(former) else _case(config, problem, error, world)
         if keep is not None and done >= len(former):
             keep(found)
@@ -66,6 +67,7 @@ def task_of(config: FlowConfig, generator: torch.Generator) -> ExactTask:
     block, forest = config.problems, config.problems.forest()
     reward_CY = torch.stack([REWARDS[block.reward](forest.tree, generator) for _ in range(forest.num_contexts)])
     for prompt in range(block.prompts):
+        # Contexts are prompt-major (`Forest.uniform`), so a prompt's openings are adjacent.
         lost = torch.randperm(block.openings, generator=generator)[: block.lost]
         reward_CY[prompt * block.openings + lost] = 0.0
     return ExactTask(forest, reward_CY.reshape(-1))
@@ -86,7 +88,7 @@ def engine_of(
     generator = stream(config.seed, "flow", "engine", number, error.kind)
     if error.token_kl is not None:
         return engine_at(error.kind, error.token_kl, first, generator)
-    return engine(error.kind, error.scale or 0.0, first, generator)
+    return engine(error.kind, error.scale or 0.0, first, generator)  # only `exact` has neither dial
 
 
 EXACT = World(problem_of, engine_of)
@@ -141,6 +143,7 @@ def lost_entropy(task: ExactTask, policy: MovablePolicy) -> float:
     if not is_lost_C.any():
         return math.nan
     logp = [x[is_lost_C[forest.context_of_node(t)]] for t, x in enumerate(policy.logp())]
+    # Contexts are equally likely, so the lost ones are a uniform forest of their own.
     return mean_entropy(type(forest).uniform(forest.tree, int(is_lost_C.sum())), logp)
 
 

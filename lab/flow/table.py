@@ -64,6 +64,7 @@ def interval(values: NDArray[np.float64], *names: str | int) -> MeanInterval:
 
 def ends(frame: pd.DataFrame) -> pd.DataFrame:
     """The last row of every run."""
+    # One maximum for all: `train` observes every run at the config's number of updates.
     return where(frame, frame["update"] == frame["update"].max())
 
 
@@ -112,6 +113,7 @@ def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
             values = numbers(part, name)
             whole = name in ("reward", "entropy")
             names = [name, *map(str, place.values())]
+            # nanmean, because a gradient of 0 has no direction, and its cosine is nan.
             cells.append(str(interval(values, *names)) if whole else number(float(np.nanmean(values))))
         rows.append(place | {"cells": cells})
     return rows

@@ -55,6 +55,7 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
             among = [each for name, each in values.items() if len(values) != 2 or name != objective]
             rest = np.median(among, axis=0)
             gap = interval(own - rest, "turn", place["error"], objective)
+            # A ratio of means: a mean of ratios would hang on one problem whose other entropies are near 0.
             factor = float(own.mean() / rest.mean())
             if gap.leaves_out_0 and not 1 / FACTOR <= factor <= FACTOR:
                 end = interval(own, "entropy", place["error"], objective)

@@ -37,7 +37,8 @@ _BOUNDS = {
     ),
     MOST_SIZE,
 )  # fmt: skip
-_GROUPS = ("n_group", "topk_group")  # only here 0 means absent; other fields that may be 0 are checked at their use
+# At least 1, because the reader takes 0 for an absent field. A 0 in another field is judged where it is used.
+_GROUPS = ("n_group", "topk_group")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob", "shared_expert_gate")
 _NUMBERS = ("rms_norm_eps", "rope_theta", "routed_scaling_factor")
 _LISTS = {"architectures": str, "mlp_only_layers": int, "layer_types": str}

@@ -69,7 +69,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         head_dim=latent.value_dim
         if latent
         else int(fields.get("head_dim") or family.head_dim or hidden_size // num_heads),
-        qk_norm=family.qk_norm or fields["qk_norm"],
+        qk_norm=family.qk_norm or _qk_norm(fields),
         tied_head=bool(fields.get("tie_word_embeddings", False)),
         norm_eps=float(fields.get("rms_norm_eps", family.norm_eps)),
         rope_theta=float(rope.get("rope_theta", fields.get("rope_theta") or family.rope_theta)),
@@ -79,6 +79,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         latent_attention=latent,
         **({} if family.dense == "all" else _experts(fields, family)),
     )
+    # transformers gives OLMoE's norm of queries hidden_size weights, whatever head_dim is.
     if shape.qk_norm == "projection" and not family.is_own and shape.head_dim * num_heads != hidden_size:
         raise ValueError(f"head_dim: expected {hidden_size // num_heads} (hidden_size / heads), got {shape.head_dim}")
     return shape
@@ -88,6 +89,13 @@ def _at_least_1(fields: dict[str, Any], name: str) -> int:
     value = int(fields[name])
     if value < 1:
         raise ValueError(f"{name}: expected at least 1, got {value}")
+    return value
+
+
+def _qk_norm(fields: dict[str, Any]) -> Any:
+    value = fields["qk_norm"]
+    if value not in ("head", "projection", "none"):
+        raise ValueError(f"qk_norm: expected head, projection or none, got {json.dumps(value)}")
     return value
 
 
@@ -105,12 +113,14 @@ def _latent(fields: dict[str, Any]) -> LatentAttention:
 def _dense_layers(fields: dict[str, Any], family: Family, num_layers: int) -> tuple[int, ...]:
     if family.dense == "none":
         return ()
+    # Without experts transformers makes every layer of Qwen3-MoE dense, whatever the other fields say.
     if family.dense == "all" or (family.dense == "listed" and _num_experts(fields, family) == 0):
         return tuple(range(num_layers))
     if family.dense == "first":
         return tuple(range(min(num_layers, int(fields.get("first_k_dense_replace") or 0))))
     step = 1 if fields.get("decoder_sparse_step") is None else _at_least_1(fields, "decoder_sparse_step")
     only = set(fields.get("mlp_only_layers") or ())
+    # As in transformers: of every `step` layers the last one has experts.
     return tuple(n for n in range(num_layers) if n in only or (n + 1) % step != 0)
 
 
@@ -163,6 +173,7 @@ def _grouped_gate(fields: dict[str, Any], family: Family) -> Gate:
         raise ValueError(
             f"{family.num_experts}: expected at least 2 in each of {groups} groups (the best 2 are summed)"
         )
+    # A group counts by its best expert in DeepSeek-V2, by the sum of its best two in V3 and dots1.
     return Gate(
         score,
         "before",

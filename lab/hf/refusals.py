@@ -90,6 +90,7 @@ def _refuse_windows(fields: dict[str, Any], family: Family) -> None:
     if family.window == "set" and window is not None:
         raise _refusal("sliding_window", None, why, window)
     layers = fields.get("layer_types") or []
+    # Absent fields have Dots1's defaults in transformers: a window of 4096 from layer 62 on.
     if family.window == "layers" and not layers and fields.get("sliding_window", 4096) is not None:
         is_windowed = int(fields["num_hidden_layers"]) > int(fields.get("max_window_layers", 62))
         layers = ["sliding_attention"] * is_windowed

@@ -30,6 +30,7 @@ def _states(family: Family, shape: ModelShape) -> bool:
 
 
 def _without_what_is_unused(shape: ModelShape) -> ModelShape:
+    # A size that no weight has must not decide whether the round trip of `_states` is exact.
     plain = shape if shape.dense_layers else replace(shape, dense_size=0)
     if shape.moe_layers:
         return plain
@@ -67,11 +68,13 @@ def config_fields(shape: ModelShape) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": shape.norm_eps,
+        # Under both names: transformers 5 reads the second, earlier versions the first.
         "rope_theta": shape.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "max_position_embeddings": shape.max_positions,
         "tie_word_embeddings": shape.tied_head,
         "attention_bias": False,
+        # An absent field would have the class's default: OLMoE's end token is 50279.
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,

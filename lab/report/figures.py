@@ -173,7 +173,7 @@ class Scale:
             every = math.ceil(len(decades) / 5)
             ticks = {10.0**t: "1" if t == 0 else f"10<sup>{t}</sup>" for t in decades if t % every == 0}
         else:
-            low = self.low if zero is None else zero + 0.5
+            low = self.low if zero is None else zero + 0.5  # no tick close to the floor's
             within = [_within(steps, low, self.high) for steps in TICKS]
             ticks = {value: number(value) for value in next((few for few in within if len(few) >= 3), within[-1])}
         if self.floor is not None:
@@ -267,6 +267,7 @@ def end_labels(
     for (run, step, value), suffix, want, place in zip(ends, suffixes or [""] * len(ends), wanted, placed, strict=True):
         y = scale.place(value)
         label = run.label if len(run.label) <= MAX_LABEL else f"{run.label[: MAX_LABEL - 1]}…"
+        # page.js reads the run and the width of the page out of `name`.
         labels.append({
             "x": step, "y": math.log10(y) if scale.is_log else y, "text": label + suffix,
             "name": f"run-{run.index}{where}", "font": {"size": size}, "showarrow": False,

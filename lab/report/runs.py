@@ -34,7 +34,7 @@ class ReportRun:
     @cached_property
     def config_text(self) -> str:
         """The text of config.yaml."""
-        return (self.folder.path / "config.yaml").read_text()
+        return (self.folder.path / "config.yaml").read_text(encoding="utf-8")
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -52,6 +52,7 @@ class ReportRun:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, with the times of their steps where timing.jsonl has them."""
         timing = self.folder.timing()
+        # A cluster run has no timing.jsonl: its rows hold their times themselves.
         return [timing.get(row["step"], {}) | row for row in self.folder.metrics()]
 
     @cached_property
@@ -159,7 +160,8 @@ def shared_prefix(names: Sequence[str]) -> str:
     """The common prefix of all names, up to a hyphen, underscore or space; empty for one name."""
     if len(names) < 2:
         return ""
-    prefix = names[0]
+    # One character short of the shortest name: something of it remains, also where it ends in a mark.
+    prefix = names[0][: max(0, min(map(len, names)) - 1)]
     for name in names[1:]:
         prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
     cut = max(prefix.rfind(mark) for mark in "-_ ") + 1

@@ -151,6 +151,7 @@ def _accuracy(found: Sequence[TreatmentGroup]) -> Sentence:
     known = [(group, pair) for group, pair in ends if pair is not None]
     if not known:
         return []
+    # As printed: starts that differ in later digits alone read as one.
     firsts = {f"{first:.2f}" for _, (first, _) in known}
     if len(firsts) == 1:
         values = [(group, f"{last:.2f}") for group, (_, last) in known]

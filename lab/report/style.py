@@ -43,7 +43,8 @@ def number(value: float | int | None) -> str:
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
         return f"{int(value)}"
     if 1e-2 <= abs(value) < 1e4:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+        # Not up to 1000: from 999.5 on, three digits would round to 1e+03.
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
@@ -61,6 +62,7 @@ def spread(positions: list[float], gap: float, low: float, high: float) -> list[
         centre, members = positions[i], [i]
         while True:
             half = gap * (len(members) - 1) / 2
+            # Before the comparison: an edge may push the cluster into the one before it.
             centre = max(low + half, min(high - half, centre))
             if not clusters:
                 break

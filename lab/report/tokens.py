@@ -88,6 +88,7 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     tokens, d = differences.token_R[shown].tolist(), differences.d_R[shown].tolist()
     every_source = _sources(trace, b)
     sources = [every_source[position] for position in differences.position_R[shown].tolist()]
+    # At least 1, for a response without a difference.
     top = max(*d, 1.0)
     x, y = [i % COLUMNS for i in range(len(tokens))], [-(i // COLUMNS) for i in range(len(tokens))]
     cells = {

@@ -164,6 +164,7 @@ class ArithmeticTask:
 
 def draw_terms(digits: int, num_terms: int, generator: torch.Generator) -> list[int]:
     """`num_terms` independent uniform numbers of exactly that many digits (a first digit is never 0)."""
+    # By digits: numbers of up to 1000 of them do not fit into int64.
     first = torch.randint(1, 10, (num_terms, 1), generator=generator)
     rest = torch.randint(0, 10, (num_terms, digits - 1), generator=generator)
     return [int("".join(map(str, row))) for row in torch.cat([first, rest], dim=1).tolist()]

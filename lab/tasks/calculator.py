@@ -29,6 +29,7 @@ from theory.streams import stream
 
 MARK = "#"
 ALPHABET = f"0123456789+-*=;<>?{MARK}"
+# At most nine digits: a longer result cannot go into another call, so numbers do not grow from turn to turn.
 CALL = re.compile(r"<(-?[0-9]{1,9})([-+*])([0-9]{1,9})>")
 UNREADABLE = "=?;"
 

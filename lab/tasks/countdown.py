@@ -148,6 +148,7 @@ class CountdownTask:
         """A walk of uniform steps that ends elsewhere, closed by `x`; empty where ten walks reached the target."""
         for _ in range(10):
             steps = walk(numbers, self.config, generator, len(numbers) - 1)
+            # No step may reach the target: without `use_all`, the walk up to that step would be a solution.
             if steps and all(step.result.value != target for step in steps):
                 return ";".join(map(str, steps)) + FAILED
         return ""
@@ -157,6 +158,7 @@ class CountdownTask:
         config = self.config
         for _ in range(MAX_DRAWS):
             drawn = torch.randint(1, config.max_number + 1, (config.num_numbers,), generator=generator)
+            # Sorted: a problem and its other orders are one, on the same side of the partition.
             numbers = sorted(drawn.tolist())
             # Where not all numbers must be used, the target may use a few of them: at least one step.
             most = config.num_numbers - 1

@@ -24,6 +24,7 @@ def evaluate(text: str, operations: Collection[str], given: Counter[str]) -> tup
     used: Counter[str] = Counter()
     wants_value = True
     for token in _tokens(text):
+        # Both counts are 0 for a token that is no number of the problem: it fails the comparison.
         if wants_value and used[token] < given[token]:
             used[token] += 1
             values.append(int(token))
@@ -38,6 +39,7 @@ def evaluate(text: str, operations: Collection[str], given: Counter[str]) -> tup
             waiting.pop()
         elif not wants_value and token in operations:
             # An open parenthesis has precedence 0, so that nothing before it is applied.
+            # With >= and not >, operations of equal precedence are applied from the left.
             while waiting and PRECEDENCE.get(waiting[-1], 0) >= PRECEDENCE[token]:
                 _apply(values, waiting.pop())
             waiting.append(token)

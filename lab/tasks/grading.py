@@ -167,6 +167,7 @@ class _Pool:
 
     def ask(self, request: dict[str, Any]) -> bool:
         """The reply of an idle worker, by preference the first; waits while all are busy."""
+        # Not under the lock: a thread that waits for a place would keep the others from giving theirs back.
         with self._places:
             with self._lock:
                 worker = self._idle.pop(0) if self._idle else _Worker()
@@ -224,7 +225,7 @@ def _parse(text: str) -> list[Any]:
     return parse(text, fallback_mode="no_fallback", parsing_timeout=0)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # all responses of a group have one answer
 def _parse_answer(answer: str) -> list[Any]:
     return _parse(answer if boxed(answer) else rf"\boxed{{{answer}}}")
 

@@ -34,6 +34,7 @@ def distinct(
     """`draw(0)`, `draw(1)`, ..., each drawn again until its key is new; ValueError, with advice, after MAX_REPEATS."""
     seen: set[str] = set()
     for index in range(num_held_out):
+        # Lazily: draws take numbers from a stream, and none are taken after the first new problem.
         drawn = (draw(index) for _ in range(MAX_REPEATS))
         prompt = next((prompt for prompt in drawn if key(prompt) not in seen), None)
         if prompt is None:

@@ -186,6 +186,7 @@ def split(config: ProblemsConfig) -> tuple[list[ProblemRow], list[ProblemRow]]:
             f"{config.path}, got {config.held_out_fraction}, that is {num_held_out}"
         )
     first = heapq.nsmallest(num_held_out, problems, key=lambda p: derive_seed(config.seed, "partition", p.identity))
+    # `read_problems` refuses a repeated identity, so that these are exactly the problems of `first`.
     chosen = {p.identity for p in first}
     return [p for p in problems if p.identity not in chosen], [p for p in problems if p.identity in chosen]
 

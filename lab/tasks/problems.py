@@ -136,7 +136,7 @@ def _problem(config: ProblemsConfig, row: dict[str, Any], where: str) -> Problem
             f"{where}: {config.answer_key}: expected an expression that Math-Verify can parse, got {begins!r}"
         )
     # One string for the path of all problems, not a copy in each.
-    path, _, number = where.rpartition(":")
+    path, _, number = where.rpartition(":")  # from the right, as a path may have colons
     return ProblemRow(sys.intern(path), int(number), text, answer, solution, before)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.strict import parse_json
+
 Row = tuple[str, dict[str, Any]]
 """`path:number` (lines and rows count from 1), and the row."""
 
@@ -43,8 +45,8 @@ def read_lines(path: str, example: str) -> Iterator[Row]:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise ValueError(
                 f"{where}: expected a JSON object such as {example}, got invalid JSON ({error})"
             ) from error

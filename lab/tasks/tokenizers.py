@@ -123,7 +123,7 @@ class CharTokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast", "pad_token": special[self.pad_id],
             "eos_token": special[self.eos_id], "clean_up_tokenization_spaces": False,
         }  # fmt: skip
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 class HuggingFaceTokenizer:
@@ -134,6 +134,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"{where}: expected a tokenizer with an end-of-sequence token, got one without")
         self._tokenizer = tokenizer
         self._where = where
+        # Not the tokenizer's own vocab_size, which leaves out added tokens.
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

@@ -94,7 +94,7 @@ def _said(found: pd.DataFrame) -> str:
         return ""
     long, short = (one.to_dict("records")[0] for one in both)
     facts = [
-        f"{one['length']:.0f} tokens and a KL of {number(one['kl'])} {one['collapsed']} of {one['n']} runs collapse"
+        f"{one['length']:.0f} tokens and a KL of {number(one['kl'])}, {one['collapsed']} of {one['n']} runs collapse"
         for one in (long, short)
     ]
     order, other = ([f"`{n}`" for n in NUMBERS if orders(long, short, n) == asked] for asked in (True, False))
@@ -103,7 +103,7 @@ def _said(found: pd.DataFrame) -> str:
     said += [f"{' and '.join(other)} does not"] if order and other else []
     if long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]:
         said.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
-    return f"At {facts[0]}, at {facts[1]}: {'; '.join(said)}.\n"
+    return f"At {facts[0]}; at {facts[1]}. So {'; '.join(said)}.\n"
 
 
 def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:

@@ -59,11 +59,12 @@ INTRO = """# Where training breaks
 <!-- Written by `python -m tests.pages.border` from results/claims/cells.jsonl. -->
 
 One engine samples the responses, another trains on them. How far apart may the two be before training breaks, and
-on what does that depend? {num_runs} runs of a small Mixture of Experts that plays Countdown, on {num_seeds} seeds, each
-with its own initial model; 400 updates on 64 responses each. There are two dials. The *gap* is the k3 KL(mu ‖ old)
-between the engines before training. The *staleness* is N, the number of updates per rollout.
-The design and its predictions were written before the runs that decide them
-([decision 8](decisions/0008-border-study.md)).
+on what does that depend? This page answers with {num_runs} runs of a small Mixture of Experts on Countdown, over
+{num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each. Two dials are varied.
+The *gap* is the k3 estimate of KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of
+updates per rollout. The remedies are token TIS (a truncated token weight) and the modes of
+[routing replay](concepts.md#routing-replay). The design and its predictions were written before the runs that decide
+them ([decision 8](decisions/0008-border-study.md)).
 """
 
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
@@ -75,29 +76,45 @@ it is 0. Grey: not run yet.*
 
 STALE_WEIGHTS = """## A gap without an error
 
-Does routing end training, or any gap? Here the engine computes exactly but has the weights of the previous rollout. It
-makes no numerical error, and its KL is 0 until the second rollout (claim 49).
+Is it routing errors that end training, or any gap? Here the engine computes exactly, but with the weights of the
+previous rollout. It makes no numerical error, and its KL is 0 until the second rollout (claim 49).
 """
 
 SIGN = """## The sign of the weight
+
+Does the token weight help or hurt? That depends on N (claims 37 and 46).
 
 ![The gain of each remedy, by N](images/border-gains.svg)
 
 *At router noise 0.5: the difference in mean accuracy from no remedy, with Welch's 95% interval over seeds.*
 """
 
+GAP_WORDS = """## The gaps
+
+The engines of the map, at the first global step of the runs without a remedy. `r0.1` to `r0.5` have FP8 weights and
+activations, and router noise of that standard deviation. [F(2)](glossary.md) is a share of tokens, chi2 the estimate of
+chi2(old ‖ mu) per token, and the length is in tokens.
+"""
+
+PREDICTED = """## Predictions and results
+
+A claim stands on all its predictions together ([how](decisions/0007-claims-ledger.md)). The table has each prediction's
+own test: *for*, *against* or *open* at 5%, without correction for their number.
+"""
+
 ALARM = """## An alarm
 
 Which metric, with which limit, warns of a collapse in time? A limit is on the metric itself, from the first twentieth
-of a run on, or on its ratio to the first tenth, and then from there on. For each metric the best limit was chosen on
-the {num_chosen} runs of seeds up to {last} (all gaps, N and remedies), and tried on the {num_others} runs of seeds from
-{fresh} on. The score is the share of collapses with an alarm in time minus the share of false alarms, averaged over N:
-some metrics separate values of N rather than runs that collapse. Exploratory: this score and the early limits were
-chosen after other alarms had been tried on the same runs.
+of a run on, or on its ratio to its mean over the first tenth, and then after that tenth. For each metric the best limit
+was chosen on the {num_chosen} runs of seeds up to {last} (all gaps, N and remedies), and tried on the {num_others} runs
+of seeds from {fresh} on. The score is the share of collapses with an alarm in time minus the share of false alarms,
+averaged over N: some metrics separate values of N rather than runs that collapse. Exploratory: this score and the early
+limits were chosen after other alarms had been tried on the same runs.
 """
 
-SAID = """The best of the chosen ones, {metric}, warns of {told} collapses in time on
-the other runs, and goes off in {false} runs that do not collapse. By N, in time and false:
+SAID = """The alarm with the best score where it was chosen, {metric}, warns in time of
+{told} collapses on the other runs, and goes off in {false} runs that do not collapse.
+Alarms in time and false alarms, by N:
 {by_n}.{weak}
 """
 
@@ -109,9 +126,9 @@ NUM_ALARMS = 5
 
 MOVED = """Does a remedy move the gap, or the border? The table compares the collapses of runs with a remedy with the
 number expected from the fit without one, at each run's own `{name}` of the first step (under R3 the gap is smaller
-there already). As many as expected: the remedy leaves the border where it is. Fewer: it moves the border. The same for
-runs without a remedy whose engine has another kind of error: if that number were all that matters, as many would
-collapse as expected.
+there already). If as many collapse as expected, the remedy leaves the border where it is; if fewer, it moves the
+border. The last rows are runs without a remedy whose engine has another kind of error: if that number were all that
+matters, as many of them would collapse as expected.
 """
 
 CONTROLS = {
@@ -136,7 +153,7 @@ def _said(table: pd.DataFrame) -> str:
     for gap, remedy, name in STORY:
         for place in places(where(table, N=8, gap=gap, remedy=remedy)).to_dict("records"):
             parts.append(f"{round(place['collapsed'] * place['n'])} of {place['n']} with {name}")
-    start = "With eight updates per rollout and a router noise of 0.5, runs that collapsed:"
+    start = "With eight updates per rollout and a router noise of 0.5, these runs collapsed:"
     return f"{start} {', '.join(parts)}.\n" if parts else ""
 
 
@@ -184,7 +201,7 @@ def _predictions(found: Sequence[Finding], waiting: str) -> str:
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
             lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
     table = markdown_table(("claim", "prediction", "effect, 95%", "by its own test"), lines)
-    return "\n".join(["## Predictions and results\n", *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"])
+    return "\n".join([PREDICTED, *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"])
 
 
 def _gap(table: pd.DataFrame) -> str:
@@ -200,7 +217,7 @@ def _gap(table: pd.DataFrame) -> str:
                 (gap, *(number(float(own[name].to_numpy(dtype=float).mean())) for name in FIRST), str(len(own)))
             )
     titles = ("engine", "k3 KL", "F(2)", "chi2", "routers that differ", "length", "runs")
-    return f"## The gaps\n\n{markdown_table(titles, lines)}"
+    return f"{GAP_WORDS}\n{markdown_table(titles, lines)}"
 
 
 def _number(table: pd.DataFrame, rows: Mapping[str, Row]) -> str:

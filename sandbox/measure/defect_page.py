@@ -16,7 +16,9 @@ from sandbox.measure.defect_table import METRICS, DefectRow
 
 INTRO = """# Engine defects
 
-The effect of each simulated defect on one trained model, and the links of the chain that it breaks. Written by
+How far is an engine that rounds, has noise, or holds old or wrong weights from its trainer? The sandbox simulates such
+defects. This page has the effect of each on one trained model. In a config a defect is an entry of `engine.defects`,
+such as `{{kind: router_noise, std: 0.1}}`; each heading below is a `kind`. The page is written by
 
 ```
 {command}

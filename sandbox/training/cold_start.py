@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from lab.evaluation import evaluate
+from lab.files import atomic_folder
 from lab.recording import NonFiniteError
 from lab.tasks import DemonstratedTask
 from sandbox.config import ColdStartBlock
@@ -66,21 +64,11 @@ def cold_start(
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             summary = _train(model, task, block, limits, report)
-            _store(model, folder, summary)
+            with atomic_folder(folder) as scratch:
+                save(model, scratch)
+                (scratch / "cold_start.json").write_text(json.dumps(summary), encoding="utf-8")
     # Read back by the process that trained it, too, so that all runs start from the same file.
-    return load_model(folder), json.loads((folder / "cold_start.json").read_text())
-
-
-def _store(model: MoE, folder: Path, summary: dict[str, float]) -> None:
-    # Beside its target: a rename is atomic within one file system only.
-    scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    try:
-        save(model, scratch)
-        (scratch / "cold_start.json").write_text(json.dumps(summary))
-        # Atomic: a killed process leaves no folder that looks finished.
-        os.rename(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    return load_model(folder), json.loads((folder / "cold_start.json").read_text(encoding="utf-8"))
 
 
 def _train(

@@ -98,6 +98,19 @@ def test_json_has_the_verdict_the_clues_and_what_was_read(tmp_path: Path, capsys
     assert set(told["strengths"]) == {cause.name for cause in CAUSES} | {"unknown"}
 
 
+def test_a_clue_that_is_infinite_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no infinity: a filler of -1e4 among mu's log-probabilities leaves an object that any program reads."""
+    trace = trace_of(draw_rows(), lambda logp, b: [-1e4, *logp[1:]])
+    trace.save(tmp_path / "filler.safetensors")
+    main(["doctor", str(tmp_path / "filler.safetensors"), "--json"])
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    (told,) = json.loads(capsys.readouterr().out, parse_constant=refuse)["traces"]
+    assert None in told["clues"].values()
+
+
 def test_what_is_read_is_listed_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     """--list-formats needs no file: each format with its files, what it has and lacks, and its source."""
     assert main(["doctor", "--list-formats"]) == 0
@@ -197,6 +210,16 @@ def test_an_option_that_would_go_unread_is_one_line(
     assert main(["doctor", str(tmp_path / "step.safetensors"), *words]) == 2
     error = capsys.readouterr().err
     assert f"{words[-2]}: expected none with " in error and words[-1] in error and error.count("\n") == 1
+
+
+def test_causes_of_a_replay_log_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An R3 trace has no causes by name: --fail-on takes any or none there, code 2 for others."""
+    path = tmp_path / "r3_trace_a_pid1.jsonl"
+    path.write_text("{}\n")
+    assert main(["doctor", str(path), "--fail-on", "temprature"]) == 2
+    out, error = capsys.readouterr()
+    wanted = "--fail-on: expected any or none with NeMo-RL's r3_trace files, got 'temprature'"
+    assert (out, error) == ("", f"error: {wanted}\n")
 
 
 def test_the_figures_of_a_run_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_the_newest_checkpoints_are_kept(run: RunFolder) -> None:
     assert names == ["step-1000000", "step-999999"]
     found = run.latest_checkpoint()
     assert found is not None and found.step == 1_000_000
+
+
+def test_a_kill_while_old_checkpoints_go_leaves_nothing_for_good(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process killed after it removed a part of an old checkpoint: the next one in the run removes the rest."""
+    run.save_checkpoint(1, {"w": torch.zeros(1)}, {}, keep=1)
+    remove = shutil.rmtree
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if ignore_errors:  # the writer's own temporary folders
+            return remove(path, ignore_errors=True)
+        (path / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.save_checkpoint(2, {"w": torch.ones(1)}, {}, keep=1)
+    monkeypatch.undo()
+    with run.hold():
+        assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000002"]
 
 
 def test_a_sharded_checkpoint_that_left_no_files_is_refused(run: RunFolder) -> None:

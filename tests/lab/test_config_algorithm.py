@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
+from lab.config.load import config_hash
 from lab.strict import ConfigError, validate
 from theory.algorithm import Algorithm
 from theory.objectives import CORRECTIONS, PRESETS, preset
@@ -123,6 +124,7 @@ def test_every_field_reaches_the_algorithm(change: dict[str, Any], path: str, va
         ({"sampling": {"top_p": 0.9}}, f"sampling: top_p: expected 1 {NO_MASK}, got 0.9"),
         ({"sampling": {"top_k": 20}}, f"sampling: top_k: expected 0 {NO_MASK}, got 20"),
         ({"sampling": {"min_p": 0.1}}, f"sampling: min_p: expected 0 {NO_MASK}, got 0.1"),
+        ({"sampling": {"top_p": True}}, f"sampling: top_p: expected 1 {NO_MASK}, got True"),
     ],
 )
 def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], wanted: str) -> None:
@@ -130,3 +132,13 @@ def test_a_recipe_that_does_not_compose_is_one_line(change: dict[str, Any], want
     with pytest.raises(ConfigError) as caught:
         validate(AlgorithmConfig, {"objective": {"preset": "minirl"}} | change, "here")
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"top_p": 1}, {"top_k": 0}, {"min_p": 0.0}, {"top_p": 1.0, "top_k": 0, "min_p": 0}])
+def test_sampling_that_keeps_all_tokens_can_be_said(given: dict[str, Any]) -> None:
+    """A setting at the value that a refusal asks for is taken, and the config and its hash are those without it."""
+    plain, said = (
+        validate(AlgorithmConfig, {"objective": {"preset": "minirl"}, "sampling": {"max_tokens": 9} | more}, "here")
+        for more in ({}, given)
+    )
+    assert said == plain and config_hash(said) == config_hash(plain)

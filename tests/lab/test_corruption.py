@@ -8,16 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors
+import safetensors.torch
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lab import casebook
+from lab.checkpoints import SHARDED, STATE, read_checkpoint, read_shards
+from lab.filtering import ProblemFile, _rates_there
+from lab.hf.reader import read_json
 from lab.records import RunFolder
+from lab.tasks.readers import read_lines
+from lab.tasks.tokenizers import CharTokenizer
 from lab.traces import Trace
 from tests.lab.synthetic_runs import DEMO, made_up_trace
 from theory.streams import stream
 
 NUM_STEPS = 4
+TOKENIZER = CharTokenizer("0123")
 Damage = Callable[[bytes], bytes]
 
 
@@ -107,6 +116,39 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(run: RunFolder, part: str, d
         before = run.latest_checkpoint()
         aside.rename(newest)
     assert before is not None and before.step == NUM_STEPS - 1
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (STATE, lambda path: read_checkpoint(path.parent)),
+        (SHARDED, lambda path: read_shards(path.parent)),
+        ("audit.json", lambda path: casebook.read(path, "an audit")),
+        (casebook.CASES, lambda path: casebook.kept_cases(RunFolder(path.parent))),
+        ("p.pass_rates.jsonl", lambda path: _rates_there(path, ProblemFile(path, (), (), TOKENIZER), "0")),
+        ("config.json", read_json),
+        ("p.jsonl", lambda path: list(read_lines(str(path), example="{}"))),
+    ],
+)
+def test_nesting_without_end_is_one_line(name: str, read: Callable[[Path], object], tmp_path: Path) -> None:
+    """JSON nested beyond what Python can follow is refused like any other damage, with the file's name."""
+    (tmp_path / name).write_bytes(DEEP + b"\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path / name}") as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_texts_nested_without_end_are_one_line(tmp_path: Path) -> None:
+    """The same in the metadata of a trace."""
+    made_up_trace(DEMO[1], 1, stream(0, "corruption")).save(path := tmp_path / "t.safetensors")
+    with safetensors.safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    path.write_bytes(safetensors.torch.save(tensors, metadata | {"texts": DEEP.decode()}))
+    with pytest.raises(ValueError, match=rf"^{path}: texts: expected a JSON object .*, got '\[+'$"):
+        Trace.load(path)
 
 
 @given(st.one_of(damages(), damages(header=1400)))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import string
 from collections import Counter
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.tasks import DemonstratedTask, build, grading
+from lab import evaluation
+from lab.tasks import DemonstratedTask, build, grading, jsonl
 from lab.tasks.jsonl import JsonlConfig
 from lab.tasks.tokenizers import CharTokenizer
 from tests.lab.answers import respond
@@ -105,6 +108,22 @@ def test_a_second_file_is_held_out_whole(twenty, tmp_path):
     leaking = write(tmp_path / "leaking.jsonl", [{"problem": "new", "answer": "1"}, rows(20)[6]])
     with pytest.raises(ValueError, match=r"leaking\.jsonl:2: .*twenty\.jsonl:7"):
         build(JsonlConfig(path=twenty, held_out_path=leaking), TOKENIZER)
+
+
+@pytest.mark.unchecked  # a check of the prompts' type would make one of them
+def test_an_evaluation_makes_the_prompts_that_it_samples_alone(twenty, monkeypatch):
+    """Of 10 held-out problems it makes the first 3, which is all that it is asked for."""
+    task = build(JsonlConfig(path=twenty, held_out_fraction=0.5), TOKENIZER)
+    first, made, make = [p.id for p in task.held_out()][:3], [], jsonl.prompt_of
+    monkeypatch.setattr(jsonl, "prompt_of", lambda row, *rest: made.append(row.where) or make(row, *rest))
+
+    def sampled(engine, task, prompts, *_):
+        return SimpleNamespace(responses=[respond(prompt, (TOKENIZER.eos_id,)) for prompt in prompts])
+
+    monkeypatch.setattr(evaluation, "roll_out", sampled)
+    limits = {"num_samples": 1, "max_prompts": 3, "max_tokens": 9, "max_turns": 1, "temperature": 1.0, "seed": 0}
+    assert evaluation.evaluate(Mock(), task, **limits)["eval/stop_fraction"] == 1.0
+    assert made == first
 
 
 def test_rewards_are_those_of_the_grader(twenty):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def test_a_log_axis_can_be_read(low: float, factor: float) -> None:
 NUMBERS: list[tuple[float | int | None, str]] = [
     (None, "–"), (0.0, "0"), (3, "3"), (0.8314, "0.831"), (12.345, "12.3"), (3.4e-4, "3.4e-4"), (2e-3, "2e-3"),
     (-0.05, "-0.05"), (123456.7, "1.2e5"), (1234.5, "1234"), (0.99996, "1"),
+    (999.4, "999"), (999.5, "1000"), (-999.6, "-1000"), (1000.0, "1000"),
     (math.nan, "–"), (math.inf, "∞"), (-math.inf, "-∞"),
 ]  # fmt: skip
 
@@ -69,7 +71,7 @@ def test_numbers_have_the_digits_they_deserve(value: float | int | None, text: s
 
 PREFIXES: list[tuple[list[str], str]] = [
     (["demo-exact", "demo-none"], "demo-"), (["demo-r3", "demo-r3-tis"], "demo-"), (["a", "b"], ""), (["one"], ""),
-    (["demo", "demo-x"], ""),
+    (["demo", "demo-x"], ""), (["r3-", "r3-x"], ""), (["a-b-", "a-b-c"], "a-"),
 ]  # fmt: skip
 
 
@@ -93,3 +95,12 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, differ_by: str) -> None
     config.write_text(CLASHES[differ_by](config.read_text()))
     labels = [run.label for run in load_runs(runs)]
     assert len(set(labels)) == 2 and all(labels)
+
+
+def test_a_config_is_utf_8_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's config is the file's text, whatever encoding the system has for files without one."""
+    (run,) = write_demo(tmp_path, DEMO[:1], num_steps=5)
+    text = "name: Schrödinger – 薛定谔\n"
+    (run.path / "config.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, _=2: encoding or "cp1252")
+    assert load_runs([run])[0].config_text == text

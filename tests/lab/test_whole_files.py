@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.files import atomic_folder
+from lab.files import atomic_folder, exclusive
 from lab.records import RecordError, RunFolder, atomic_write
 from tests.forks import begin, end
 
@@ -111,3 +112,48 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", "demo", "abc", datetime.now(UTC))
     with pytest.raises(RecordError, match=r"cannot write .*gone.x: No such file or directory$"):
         atomic_write(tmp_path / "gone" / "x", "text")
+
+
+def test_all_of_a_folder_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut never finds an empty file under the final name: each file and folder is synced before the rename."""
+    synced: set[int] = set()
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino) or fsync(descriptor))
+
+    def renamed(source: Path, target: Path) -> None:
+        assert {path.stat().st_ino for path in (source, *source.rglob("*"))} <= synced
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", renamed)
+    with atomic_folder(tmp_path / "export") as folder:
+        (folder / "config.json").write_text("{}")
+        (folder / "deep" / "er").mkdir(parents=True)
+        (folder / "deep" / "er" / "weights").write_bytes(b"w" * 9)
+    assert (tmp_path / "export" / "deep" / "er" / "weights").read_bytes() == b"w" * 9
+
+
+def test_a_write_leaves_the_umask_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no moment has another thread another umask; files and folders have the permissions that it leaves."""
+    os.umask(mask := os.umask(0))
+
+    def refuse(mask: int) -> int:
+        raise AssertionError(f"umask({mask:o})")
+
+    monkeypatch.setattr(os, "umask", refuse)
+    atomic_write(tmp_path / "file", "text")
+    with atomic_folder(tmp_path / "folder"), exclusive(tmp_path / "lock", "held"):
+        pass
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"file": 0o666 & ~mask, "folder": 0o777 & ~mask, "lock": 0o666 & ~mask}
+
+
+def test_a_file_system_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No marker file stands in for a lock there: a killed process would hold it for good."""
+
+    def missing(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    line = r"^cannot lock .*/lock: Function not implemented$"
+    with pytest.raises(RecordError, match=line), exclusive(tmp_path / "lock", "held"):
+        pass

@@ -51,6 +51,7 @@ def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | 
     try:
         with without_collector():
             return _load(path, columns, old)
+    # A RecordError is a ValueError, too, and already names its file, which may be the one of --old.
     except RecordError:
         raise
     except BadRows as error:
@@ -74,6 +75,7 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
         return _of_torch(path)
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet, ".safetensors": mapped.read_safetensors}
     if suffix not in readers:
+        # Said first, as a misspelt name may have any suffix.
         if not path.exists():
             raise RecordError(f"cannot read {path}: No such file or directory")
         wanted = ".safetensors, .jsonl, .parquet or .pt"

@@ -51,6 +51,7 @@ class BadRowCollector:
 
     def add(self, reason: str) -> None:
         """Adds a row's reason; repeated reasons count once, and only the first MOST_LINES are kept."""
+        # rows.py refuses every later row with a column that the first one lacks, each time in the same words.
         if reason in self.lines:
             return
         self.num += 1

@@ -57,6 +57,7 @@ def read(raw: Row, place: str, names: Mapping[str, str]) -> Row:
 def _cut(row: dict[str, Any], place: str) -> Row:
     """The row without padding, with values for response tokens only."""
     tokens = listed(row, "tokens", place)
+    # From left to right: `in` must look before `pop` removes the name.
     has_length, W, S = "length" in row, len(tokens), row.pop("length", len(tokens))
     if type(S) is not int or not 1 <= S <= W:  # isinstance would accept True
         raise ValueError(f"{place}: length: expected an int from 1 to {W} tokens, got {S!r}")

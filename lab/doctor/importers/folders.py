@@ -70,6 +70,7 @@ def load_steps(steps: Sequence[StepFiles], columns: Mapping[str, str] | None = N
         except ValueError as error:
             raise ValueError(f"{step.paths[0]}: {error}") from error
         first = dumps[0]
+        # The number in the file's name: several formats have no column for the step, and their rows would all say 0.
         yield Dump(replace(trace, step=step.number), first.format, first.caveat, first.unused, first.is_pi)
 
 

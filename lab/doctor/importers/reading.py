@@ -108,6 +108,7 @@ def _array(value: Any) -> Any:
     if rows is None or len(rows) == 0:
         return value.as_py()
     layers = rows.flatten()
+    # Means, not yet sizes: `is_even` asks every list to be as long, which a fraction never is.
     L, K = len(layers) / len(rows), len(flat := layers.flatten()) / max(1, len(layers))
     # flatten() drops the offsets, so a reshape is right only if every list has the same length.
     is_even = all(

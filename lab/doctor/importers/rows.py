@@ -17,7 +17,7 @@
 | temperature  | float                          | optional, of the first row: T at which tokens were drawn             |
 
 Missing log-probabilities are null (NaN), never 0. Layers are numbered 0 to L - 1; a layer with expert 0 alone is dense
-or was not captured, and is dropped. The number of experts is the largest id + 1.
+or was not captured, and is dropped on both sides. The number of experts is the largest id + 1.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class ResponseRow(pydantic.BaseModel):
 
     def floats(self, name: str) -> Tensor:
         """A value for each of the T tokens; null is NaN."""
+        # float32, torch's default for Python numbers, on both sides: the clue `exact_share` compares these bits.
         return torch.tensor([math.nan if value is None else value for value in getattr(self, name)])
 
 
@@ -109,6 +110,11 @@ class Columns:
         mu, old = (record(self.values[name], self.places, S_B, name) for name in ROUTED)
         # Each column's largest id may be another, and two records are compared only at one number of experts.
         mu, old = _alike(mu, old)
+        depths = {tensors[0].shape[1] for name in ROUTED if (tensors := self.values[name])}
+        # Columns of two depths (of all layers, of those with experts) number their layers differently: those that are
+        # left of each are in the same order.
+        if len(depths) == 1:
+            mu, old = _of_common_layers(mu, old)
         known = mu or old
         of = {name: torch.cat(tensors) for name, tensors in self.values.items() if tensors and name in PACKED}
         return Trace(
@@ -263,6 +269,23 @@ def _alike(mu: RoutingRecord | None, old: RoutingRecord | None) -> tuple[Routing
     num = max(mu.num_experts, old.num_experts)
     dtype = (mu if mu.num_experts == num else old).experts.dtype
     first, second = (RoutingRecord(r.experts.to(dtype), r.offsets, r.layer_numbers, num) for r in (mu, old))
+    return first, second
+
+
+def _of_common_layers(
+    mu: RoutingRecord | None, old: RoutingRecord | None
+) -> tuple[RoutingRecord | None, RoutingRecord | None]:
+    """Both records over the layers that both have, by their numbers; ValueError without any."""
+    if mu is None or old is None or mu.layer_numbers == old.layer_numbers:
+        return mu, old
+    common = tuple(sorted(set(mu.layer_numbers) & set(old.layer_numbers)))
+    if not common:
+        got = f"{mu.layer_numbers} of mu and {old.layer_numbers} of old"
+        raise ValueError(f"experts_mu, experts_old: expected a layer that both have, got layers {got}")
+    first, second = (
+        RoutingRecord(r.experts[:, [r.layer_numbers.index(n) for n in common]], r.offsets, common, r.num_experts)
+        for r in (mu, old)
+    )
     return first, second
 
 

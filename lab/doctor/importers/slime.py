@@ -58,6 +58,7 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
             "samples: log-probabilities of old are missing (slime's rollout dump never has them); dump with "
             "--save-debug-train-data and --get-mismatch-metrics instead"
         )
+    # Of the two dumps with samples only that of training has dp_shards; its names are the plural ones already.
     names = {} if "dp_shards" in content else OF_ROLLOUT
     fields = {str(name) for sample in samples for name in sample}
     columns = {name: [sample.get(names.get(name, name)) for sample in samples] for name in [*names, *sorted(fields)]}

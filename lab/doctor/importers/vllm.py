@@ -44,6 +44,7 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 def _of_sampled(at: Any, token: Any, where: str) -> Any:
     """The sampled token's log-probability among those of its position."""
+    # The keys of a JSON object are text.
     found = at.get(str(token)) if isinstance(at, dict) else None
     value = found.get("logprob") if isinstance(found, dict) else found
     if value is None:

@@ -37,6 +37,7 @@ class TransformersReference:
         import transformers
 
         try:
+            # Eager attention takes the additive mask that `attention` builds. Safetensors run no code when opened.
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
             )
@@ -69,7 +70,14 @@ class TransformersReference:
             if weight.dim() >= 2 and not any(part in name for part in UNQUANTISED):
                 scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
                 weight.copy_((weight / scale).to(torch.float8_e4m3fn).float() * scale)
-        return TransformersReference(model.to(DTYPES[precision]), DTYPES[precision])
+        # transformers itself keeps buffers that are in no checkpoint, the rotary frequencies, in float32.
+        stored = model.state_dict().keys()
+        kept = {name: value for name, value in model.named_buffers() if name not in stored}
+        model.to(DTYPES[precision])
+        for name, value in kept.items():
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, value)
+        return TransformersReference(model, DTYPES[precision])
 
     @torch.no_grad()
     def embedding(self, tokens_N: Int[Tensor, " N"]) -> Float[Tensor, "N D"]:
@@ -86,16 +94,18 @@ class TransformersReference:
 
     @torch.no_grad()
     def attention(self, layer: int, x_ND: Float[Tensor, "N D"], lengths_B: Int[Tensor, " B"]) -> Float[Tensor, "N D"]:
-        """Attention over each sequence by itself."""
-        out = []
+        """Attention over each sequence by itself; ValueError for a layer that is neither full nor of a window."""
+        out, window = [], self._window(layer)
         for x_SD in x_ND.to(self.dtype).split(lengths_B.tolist()):
             S = len(x_SD)
             places = torch.arange(S)[None]
             # A module called on its own gets no mask from the model: the additive causal one is built here.
-            mask = torch.full((S, S), torch.finfo(self.dtype).min, dtype=self.dtype).triu(1)[None, None]
+            back_SS = places.T - places  # how far back a key is
+            is_hidden_SS = (back_SS < 0) | (back_SS >= (S if window is None else window))
+            mask = torch.zeros((S, S), dtype=self.dtype).masked_fill(is_hidden_SS, torch.finfo(self.dtype).min)
             rotary = self.model.model.rotary_emb(x_SD[None], places)
             found = self.model.model.layers[layer].self_attn(
-                hidden_states=x_SD[None], position_embeddings=rotary, attention_mask=mask
+                hidden_states=x_SD[None], position_embeddings=rotary, attention_mask=mask[None, None]
             )
             out.append(found[0][0])
         return torch.cat(out).float()
@@ -147,8 +157,19 @@ class TransformersReference:
                 handle.remove()
         scores = {layer: torch.cat(rows) for layer, rows in logits.items()}
         K = getattr(config, "num_experts_per_tok", 1)
+        # Ascending, as a record's ids are: routers.py compares the rows slot by slot.
         natural = {layer: rows.topk(K, dim=1).indices.sort(dim=1).values for layer, rows in scores.items()}
         return Routed(scores, natural, torch.cat(logp))
+
+    def _window(self, layer: int) -> int | None:
+        """The last tokens that a row of this layer attends to, itself included; None for all."""
+        # As transformers' models choose their masks: by the layer's type where the config has types, else all alike.
+        config = self.model.config
+        types = getattr(config, "layer_types", None)
+        kind = "sliding_attention" if types is None else types[layer]
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"layer {layer}: expected full or sliding attention, got the model's {kind}")
+        return None if kind == "full_attention" else getattr(config, "sliding_window", None)
 
     def _mlp(self, layer: int) -> Any:
         own = self.model.model.layers[layer]
@@ -156,4 +177,5 @@ class TransformersReference:
 
 
 def _first(value: Any) -> Tensor:
+    # Qwen3-MoE's router returns its logits with the weights and the experts, other modules their output alone.
     return value[0] if isinstance(value, tuple) else value

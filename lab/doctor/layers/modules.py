@@ -65,7 +65,8 @@ def _checks(
     wanted = exact.embedding(states.tokens)
     if embedded is not None:
         yield check("model.embed_tokens", embedded, wanted, rounded.embedding(states.tokens))
-    # A norm's input is not dumped: it is the residual stream, rebuilt here from the modules' outputs.
+    # A norm's input is not dumped: it is the residual stream, rebuilt here from the modules' outputs. It starts
+    # from the engine's own embedding, so that a fault there does not show in the norms as well.
     stream = Stream(wanted if embedded is None else embedded, precision)
     for layer in range(exact.num_layers):
         yield from _attention(states, exact, rounded, layer, stream)
@@ -118,6 +119,7 @@ def _mlp(
             yield check(f"{module}.gate", router, wanted, near)
         weights_NE = _chosen(exact, layer, router)
     if x is not None and out is not None:
+        # Both on the engine's own choice of experts: another choice is the router's fault, and is checked above.
         wanted, near = (side.mlp(layer, x, weights_NE) for side in (exact, rounded))
         yield check(module, out, wanted, near)
     stream.add(out)
@@ -129,6 +131,7 @@ def _input(
     """The module's normalised input if it was dumped, after a check of the norm where the stream is known."""
     x = states.get(module, "in")
     if x is not None and _is_bare(x, norm, exact, stream):
+        # The norm's own output was not dumped: it is not checked, and counts as exact.
         return exact.norm(norm, x)
     if x is not None and stream.is_known:
         yield _norm(norm, x, exact, rounded, stream)

@@ -73,6 +73,8 @@ class RoutesFound:
 
     routers: Sequence[RouterCheck]
     tokens: TokensCheck
+    unseen: Sequence[int] = ()
+    """Layers without a recorded row, which have no check."""
 
     @property
     def first(self) -> RouterCheck | None:
@@ -91,18 +93,23 @@ def trace_routes(trace: Trace, side: str, reference: ReferenceModules, precision
     stops = trace.offsets.tolist()
     sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]
     exact, near = (one.routed(sequences, record) for one in (reference, reference.rounded(precision)))
-    routers = [] if record is None else [_router(record, layer, exact, near) for layer in sorted(exact.scores)]
+    found = {} if record is None else {layer: _router(record, layer, exact, near) for layer in sorted(exact.scores)}
     logp = trace.logp_mu if side == "mu" else trace.logp_old
     tokens = _tokens(trace, logp, exact, near)
-    return RoutesFound(routers, tokens)
+    unseen = [layer for layer, one in found.items() if one is None]
+    return RoutesFound([one for one in found.values() if one is not None], tokens, unseen)
 
 
-def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> RouterCheck:
+def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> RouterCheck | None:
+    """The check of a layer's routes; None without a recorded row."""
     if layer not in record.layer_numbers:
         raise ValueError(f"layer_numbers: expected the model's {layer} among them, got {record.layer_numbers}")
     experts_RK, s_RE = record.layer(layer).long(), exact.scores[layer].double()
-    # The band is over all rows; the comparison only over rows with recorded experts (-1 is unknown).
+    # The band is over all rows; the comparison only over rows with recorded experts. One slot tells: a record has -1 in
+    # every slot of a row or in none.
     is_there_R = experts_RK[:, 0] >= 0
+    if not bool(is_there_R.any()):
+        return None
     z_RE = near.scores[layer].double() - s_RE
     band = max(torch.quantile(z_RE.amax(1) - z_RE.amin(1), 0.95).item(), FLOOR)
     natural_RK, rounded_RK = (side.natural[layer].long()[is_there_R] for side in (exact, near))

@@ -50,6 +50,7 @@ KNOWN = re.compile(
 class States:
     """Hidden states of one engine; ValueError if rows and tokens do not fit."""
 
+    # The underscores keep the shape checks of the tests from refusing a misfit before our own message does.
     tokens: Int[Tensor, " _N"]
     lengths: Int[Tensor, " _B"]
     values: Mapping[str, Float[Tensor, "_N _"]]
@@ -71,6 +72,7 @@ class States:
         """The dtype that the engine's modules pass on: bf16, fp16 or fp32."""
         # Routers often compute in float32 whatever the engine's dtype.
         kinds = {value.dtype for name, value in self.values.items() if not name.endswith(".gate.out")}
+        # The first match is the coarsest: some modules may pass on float32 in a dump that is bf16 otherwise.
         return next((word for kind, word in PRECISIONS.items() if kind in kinds), "fp32")
 
     def get(self, module: str, end: str) -> Float[Tensor, "N _"] | None:

@@ -10,7 +10,7 @@ from lab.doctor.layers.modules import FACTOR, Check
 from lab.doctor.layers.pair import Jump
 from lab.doctor.layers.reference import Precision
 from lab.doctor.layers.routers import RoutesFound
-from lab.doctor.words import share
+from lab.doctor.words import plain, share
 from lab.report.style import number
 
 PARTS: Mapping[str, tuple[str, str]] = {
@@ -76,7 +76,7 @@ class Departure:
             "module": self.module,
             "verdict": self.verdict,
             "do_first": self.do_first,
-            "checks": list(self.numbers),
+            "checks": plain(self.numbers),
         }
 
 
@@ -150,11 +150,14 @@ def of_trace(label: str, found: RoutesFound, precision: Precision, reference: st
         f"log-probabilities: off by {number(tokens.error)} nats (median), {share(tokens.share_out)} of the tokens "
         f"beyond {FACTOR:g} times the rounding error ({number(tokens.band)})"
     )
+    if found.unseen:
+        evidence.append(f"not looked at, as no row of it is recorded: layer {', '.join(map(str, found.unseen))}")
     evidence.append(f"Compared with {reference}.")
     numbers = [asdict(one) | {"is_out": one.is_out} for one in found.routers]
     numbers.append({"tokens": asdict(tokens) | {"is_out": tokens.is_out}})
     if not found.is_out:
-        verdict = f"routes and log-probabilities match the model in {precision}."
+        what = "routes and log-probabilities" if found.routers else "log-probabilities"
+        verdict = f"{what} match the model in {precision}."
         return Departure(label, None, verdict, NOTHING, evidence, numbers)
     after, to = between(found)
     verdict = f"it leaves the model in {precision} after {after} and not later than {to}."

@@ -5,7 +5,7 @@ weights of step v at step t, log mu_t and log old_v agree up to the engine's own
 With D(t, v) = sum over shared draws of |log mu_t - log old_v|, the two faults are two families of hypotheses:
 
     stopped(v): Q = sum over t > v of D(t, v) / sum over t > v of D(t, t)      the weights of step v, ever since
-    behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k steps behind, k at most half of them
+    behind(k):  Q = sum over t of D(t, t - k) / sum over t of D(t, t)          k recorded steps behind, k at most half
 
 both sums over the same draws. Q is 0 for an otherwise exact engine, and above 1 if its own step fits better. It needs
 no noise level and no model of the trainer's movement, as versions are compared on the same tokens.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
 
@@ -41,7 +42,7 @@ NUM_PARTS = 32
 
 @dataclass(frozen=True)
 class Version:
-    """The engine's weights: those of step `since` ever since, or those of `behind` steps ago; `left` is Q."""
+    """The engine's weights: those of step `since` ever since, or those of `behind` recorded steps ago; `left` is Q."""
 
     since: int | None
     behind: int | None
@@ -51,6 +52,8 @@ class Version:
     left_a_draw: float
     """Mean of |log mu - log old of this version| plus two standard errors, nats."""
     num_draws: int
+    lag: int | None = None
+    """`behind` in global steps, of which not all are recorded; the median over the steps where the spacing varies."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Arrivals:
         mu_n, old_n = view.mu_n.numpy(), view.old_n.numpy()
         sums: dict[int, list[float]] = {}
         for i in np.flatnonzero(is_used).tolist():
+            # A key has one part, that of its first draw: other responses may split the same tokens elsewhere.
             total = sums.setdefault(keys[i], [0.0, 0.0, 0.0, float(parts[i])])
             total[0] += 1
             total[1] += float(mu_n[i])
@@ -172,6 +176,8 @@ class Arrivals:
             num_g += np.bincount(part_k[is_shared], minlength=NUM_PARTS)
         # Jackknife: each entry of `..without_g` is the sum over all parts but one.
         num, without_g = int(num_g.sum()), own_g.sum() - own_g
+        # An engine without a gap leaves nothing to explain. The test also refuses draws of one part alone, for which
+        # mean_g below would divide by 0.
         if num < FEWEST_DRAWS or not bool((without_g > 0).all()):
             return None
         left_without_g = left_g.sum() - left_g
@@ -180,7 +186,8 @@ class Arrivals:
         error = float(np.sqrt((NUM_PARTS - 1) * np.square(mean_g - mean_g.mean()).mean()))
         left = float(left_g.sum())
         most_left = float((left_without_g / without_g).max())
-        return Version(since, behind, left / float(own_g.sum()), most_left, left / num + 2 * error, num)
+        lag = None if behind is None else median_low(self.steps[t] - self.steps[of(t)] for t in times)
+        return Version(since, behind, left / float(own_g.sum()), most_left, left / num + 2 * error, num, lag)
 
     def slope(self, first: int) -> Slope | None:
         """The slope over draws met at two or more steps from `first` on, from the first meeting; None for too few."""
@@ -194,8 +201,10 @@ class Arrivals:
         # First and last meeting of each draw: argmax of booleans is the first True.
         begin, end = is_met.argmax(1), is_met.shape[1] - 1 - is_met[:, ::-1].argmax(1)
         dmu, dold = (table - table[each, begin][:, None] for table in (mu_ks, old_ks))
+        # nansum: a step that has not met a draw adds nothing, and the first meeting adds 0.
         cross_g, square_g = (np.bincount(part_k, np.nansum(x, 1), NUM_PARTS) for x in (dmu * dold, dold * dold))
         total = square_g.sum()
+        # A part that has all the movement cannot be left out: the slope would be 0 / 0.
         used = np.flatnonzero((square_g > 0) & (total - square_g > 0))
         if len(used) < FEWEST_PARTS:
             return None

@@ -6,6 +6,7 @@ not depend on the number of steps.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +47,14 @@ class StepRecord:
     """The k3 KL, nats per token, by the first layer whose experts differ (routes.py)."""
 
     def figure(self, name: str) -> float | None:
-        """One of FIGURES; None where the step has no data for it."""
-        return self.mean_gap if name == "mean_gap" else self.diagnosis.seen.get(name)
+        """One of FIGURES; None where the step has no data for it, and where it is not finite."""
+        value = self.mean_gap if name == "mean_gap" else self.diagnosis.seen.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a ratio is beyond float64, so that the k3 KL is infinite although every log-probability is finite."""
+        return self.diagnosis.seen.get("k3_kl", 0.0) == math.inf
 
     @property
     def shares(self) -> dict[str, float]:
@@ -97,11 +104,12 @@ class Course:
     @cached_property
     def seen(self) -> dict[str, float]:
         """The clues that span steps, by name."""
+        # Weights that arrive in part are those of no version: the rules for one step may name routers or no cause, too.
         seen: dict[str, float] = {"other_weights": float(dominant(self.late).name in ("stale", "routing", "unknown"))}
         if self.version is not None:
             of = self.version
             seen |= {"version_left": of.left, "version_draws": of.num_draws}
-            seen |= {"stopped_since": of.since} if of.since is not None else {"steps_behind": of.behind or 0}
+            seen |= {"stopped_since": of.since} if of.since is not None else {"steps_behind": of.lag or 0}
         if self.slope is not None:
             of = self.slope
             seen |= {"slope": of.value, "slope_error": of.error, "slope_draws": of.num_draws, "gap_grown": of.grown}
@@ -147,21 +155,28 @@ class Course:
 def pooled(steps: Sequence[StepRecord]) -> dict[str, float]:
     """The clues of several steps as one step's: medians; for clues in standard errors (`_z`), the sum over root n.
 
-    A step with log-probabilities that are not finite contributes their share, which outweighs all other clues.
+    A step with log-probabilities that are not finite contributes their share, which outweighs all other clues. A clue
+    that is nan at some steps (rho_z where a ratio is infinite) is that of the others.
     """
     of: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         for name, value in step.diagnosis.seen.items():
             of[name].append(value)
+    known = {name: [value for value in values if not math.isnan(value)] or values for name, values in of.items()}
     return {
-        name: sum(values) / len(values) ** 0.5 if name.endswith("_z") else median(values) for name, values in of.items()
+        name: sum(values) / len(values) ** 0.5 if name.endswith("_z") else median(values)
+        for name, values in known.items()
     }
 
 
 def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
-    """The strongest cause by pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
+    """The strongest cause by pooled clues, which err less often than one step's; `refuted` causes have strength 0.
+
+    UNKNOWN where no cause has any: a refuted one may have taken all that there is to explain.
+    """
     found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
-    return max(found, key=lambda cause: found[cause])
+    first = max(found, key=lambda cause: found[cause])
+    return first if found[first] > 0 else UNKNOWN
 
 
 class Watch:
@@ -170,7 +185,8 @@ class Watch:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.worst: Trace | None = None
-        """The trace with the largest KL so far, the only one kept."""
+        """The trace with the largest finite KL so far, the only one kept."""
+        # Below any KL: the first trace is kept even if its KL is 0.
         self._most = -1.0
         self._arrivals, self._places = Arrivals(), Places()
 
@@ -179,13 +195,13 @@ class Watch:
         found, view = diagnose(trace), View.of(trace)
         is_finite = "nonfinite_share" not in found.seen
         gap = view.d_n.abs().mean().item() if is_finite else None
-        self.steps.append(
-            StepRecord(trace.step, len(trace), found, gap, routes.kl_by_first_layer(view) if is_finite else None)
-        )
+        # Parts of an infinite KL are no shares of it.
+        by_layer = routes.kl_by_first_layer(view) if math.isfinite(found.seen.get("k3_kl", math.inf)) else None
+        self.steps.append(StepRecord(trace.step, len(trace), found, gap, by_layer))
         if is_finite:
             self._arrivals.add(trace.step, view)
             self._places.add(trace.step, view)
-        k3 = found.seen.get("k3_kl", 0.0)
+        k3 = self.steps[-1].figure("k3_kl") or 0.0
         if k3 > self._most:
             self._most, self.worst = k3, trace  # the former worst is freed here
         return self.steps[-1]

@@ -76,6 +76,7 @@ def causes_shown(course: Course) -> Mapping[str, Sequence[str]]:
             parts[name] = parts.get(name, 0.0) + share * (step.figure("k3_kl") or 0.0)
     total = sum(parts.values())
     ranked = sorted((name for name, part in parts.items() if part > 0), key=lambda name: -parts[name])
+    # One colour of the palette is left for all others.
     large = [name for name in ranked if parts[name] >= LEAST * total][: len(PALETTE) - 1]
     small = [name for name in ranked if name not in large]
     return {BY_NAME[name].title: (name,) for name in large} | ({"all others": small} if small else {})

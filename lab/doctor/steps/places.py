@@ -9,6 +9,7 @@ begin with, so that they are reported, not called faults, and only at a large mu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -116,7 +117,9 @@ class Places:
         num = min((table.shape[1] for table in sums), default=0)
         # Only groups present at every step: ranks among fewer groups are not comparable.
         kept = [g for g in range(num) if all(table[1, g] > 0 for table in sums)]
-        tables = [table[:, kept] for table in sums if float(table[0].sum()) > 0]
+        # A step without any gap has ties alone, and their order under argsort means nothing. Of an infinite gap the
+        # others' part is inf - inf.
+        tables = [table[:, kept] for table in sums if 0 < float(table[0].sum()) < math.inf]
         if len(kept) < 2 or not tables:
             return None
         mean_tg = torch.stack([table[0] / table[1] for table in tables])
@@ -127,6 +130,7 @@ class Places:
         total_t, count_t = (torch.stack([table[i].sum() for table in tables]) for i in (0, 1))
         own_t, own_count_t = (torch.stack([table[i, g] for table in tables]) for i in (0, 1))
         others_t = (total_t - own_t) / (count_t - own_count_t)
+        # The median: one step with a very unlikely token cannot make a group reportable.
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
         p = p_value(score_g[g], _null(len(tables), len(kept)))
         if p >= LEVEL or times < PLACES[name].times:

@@ -52,6 +52,7 @@ def growth(values: Sequence[float]) -> Growth | None:
     kind, at = _shape(y)
     quarter = max(2, len(values) // 4)
     early = values[:quarter] if kind == "line" else values[:at]
+    # At most the values from `at` on, as a change near the end has fewer than a quarter.
     late = values[at:] if kind == "jump" else values[-min(quarter, len(values) - at) :]
     before, after = float(np.median(early)), float(np.median(late))
     small, large = sorted((before, after))
@@ -67,7 +68,9 @@ def _shape(y: np.ndarray) -> tuple[Kind, int]:
     found: list[tuple[float, Kind, int]] = [(_score(y, [one, t], 2), "line", 0)]
     for s in range(1, n):
         is_late = (t >= s).astype(np.float64)
+        # Three parameters: two levels and the place s, which is searched.
         found.append((_score(y, [one, is_late], 3), "jump", s))
+        # With fewer than three values on it, a slope is hardly told from a jump.
         if s < n - 2:
             # The slope has already risen by one step at s, so that s is its first changed value.
             found.append((_score(y, [one, np.maximum(t - s + 1, 0.0)], 3), "slope", s))

@@ -10,7 +10,8 @@ from typing import Any
 from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import TRIED_ON
 from lab.doctor.steps.arrival import FEWEST_DRAWS
-from lab.doctor.steps.course import FIGURES, Course, StepRecord
+from lab.doctor.steps.course import FIGURES, Course, StepRecord, pooled
+from lab.doctor.words import plain
 from lab.report.style import number
 
 MOST_LINES = 12
@@ -63,10 +64,19 @@ def evidence(course: Course, num_shared: int) -> list[str]:
     """The faults that span steps, or the cause as a late step shows it; the figures' courses; the open questions."""
     out = [cause.words(course.seen) for cause in course.spanning]
     if not course.spanning:
-        last = next(step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
-        out.append(f"Step {last.number}: {course.named.words(last.diagnosis.seen)}")
+        # Pooled clues named the cause: a step that gives it no strength may lack the clues that its words need.
+        shown = (step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
+        last = next(shown, None)
+        where = "All steps together" if last is None else f"Step {last.number}"
+        out.append(f"{where}: {course.named.words(pooled(course.late) if last is None else last.diagnosis.seen)}")
     said = [went(course, name) for name in FIGURES if name != "k3_kl" and course.series(name)]
     out += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in said]
+    if endless := [step.number for step in course.steps if step.is_endless]:
+        first = f"step {endless[0]}" if len(endless) == 1 else f"{len(endless)} steps, first step {endless[0]},"
+        out.append(
+            f"The k3 KL of {first} is infinite and left out: a ratio old / mu is beyond float64, as where log mu has a "
+            "filler such as -1e4."
+        )
     out += [f"The KL is on {found.title}: {found.times:.3g} times that of the others." for found in course.places]
     if not course.spanning and num_shared < FEWEST_DRAWS:
         out.append(
@@ -97,7 +107,7 @@ def _span(steps: Sequence[StepRecord]) -> str:
 
 
 def as_object(course: Course, num_shared: int) -> dict[str, Any]:
-    """The report for a program, with every step."""
+    """The report for a program, with every step; null for a number that is not finite."""
     changes = {
         name: None
         if (found := course.growths[name]) is None
@@ -108,7 +118,7 @@ def as_object(course: Course, num_shared: int) -> dict[str, Any]:
         for name in FIGURES
         if course.series(name)
     }  # fmt: skip
-    return {
+    told = {
         "verdict": verdict(course),
         "do_first": course.named.fix,
         "fault": None if course.fault is None else course.fault.name,
@@ -123,6 +133,7 @@ def as_object(course: Course, num_shared: int) -> dict[str, Any]:
             for step in course.steps
         ],
     }
+    return plain(told)
 
 
 __all__ = ["as_object", "lines", "looks", "spans", "verdict", "went"]

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 
 from lab.audit import AuditConfig, medians
+from lab.audit.config import CompareBlock
 from lab.audit.page import render
 from lab.audit.study import study
-from lab.audit.table import at_longest, at_middle, ratios, tidy
+from lab.audit.table import at_longest, at_middle, ratios, tidy, where
 from lab.audit.words import headline, sentences
 from lab.config.load import to_yaml
 from lab.report.style import number
@@ -31,6 +32,19 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     assert f"{len(frame):,} rows" in said
     assert headline(frame) == "Of 4 objectives, sequence is nearest to the true gradient and grpo furthest from it."
     assert headline(other) == "Of 4 objectives, grpo is nearest to the true gradient and sequence furthest from it."
+
+
+def test_an_exact_objective_is_compared_in_words(config: AuditConfig, frame: pd.DataFrame) -> None:
+    """Against an objective without bias the median ratio is infinite or 0, and the maps' colours are at their ends."""
+    part = where(frame, (frame["group"] == "infinite") & (frame["kind"] == "tabular"))
+    for pair, ratio in ((("none", "sequence"), "∞"), (("sequence", "none"), "0")):
+        compare = CompareBlock(first=pair[0], second=pair[1])
+        exact = config.model_copy(update={"compare": compare})
+        said = [one for one in sentences(exact, part) if "median ratio" in one]
+        assert len(said) == 2 and all(one.endswith(f"The median ratio is {ratio}.") for one in said)
+        maps = [f for f in payload(render(exact, part, {"seed": 0}, ""))["figures"] if f["id"].startswith("map-")]
+        assert maps and all(abs(z) == 2 for f in maps for z in np.ravel(f["data"][0]["z"]))
+        assert f"{ratio} [{ratio}, {ratio}]" in study(exact, part).replace("**", "")
 
 
 def test_every_number_of_the_study_is_in_the_tables(config: AuditConfig, frame: pd.DataFrame) -> None:

@@ -13,7 +13,7 @@ import pytest
 from lab.audit import AuditConfig, audit, load_config, medians
 from lab.audit.cases import MAX_REWARDS, draw_reward
 from lab.audit.records import read, to_json
-from lab.audit.table import interval, ratios
+from lab.audit.table import interval, numbers, ratios, where
 from lab.audit.words import turns
 from lab.config.load import config_hash, to_yaml
 from lab.strict import ConfigError
@@ -51,6 +51,31 @@ def test_ratios_are_taken_policy_by_policy(frame: pd.DataFrame) -> None:
     ].pivot(index="seed", columns="objective", values="bias")
     assert row["ratio"] == pytest.approx(math.exp(np.log(part["token"] / part["none"]).median()), rel=1e-12)
     assert (ratios(frame, "token", "token")["ratio"] == 1).all()
+
+
+def test_rounding_is_no_bias(frame: pd.DataFrame) -> None:
+    """The ratio to an exact objective is infinite, that of it 0, that of two such objectives 1."""
+    # Without a cap, the weight of the whole sequence is exact where no baseline depends on the group.
+    part = where(frame, (frame["group"] == "infinite") & (frame["kind"] == "tabular"))
+    assert 0 < numbers(where(part, part["objective"] == "sequence"), "bias").max() < 1e-12
+    pairs = {("none", "sequence"): math.inf, ("sequence", "none"): 0.0, ("sequence", "sequence"): 1.0}
+    for (first, second), ratio in pairs.items():
+        table = ratios(part, first, second)
+        assert len(table) and (np.asarray(table[["ratio", "low", "high"]]) == ratio).all()
+
+
+def test_one_exact_policy_is_beyond_all_others() -> None:
+    """Of the ratios 2, 4 and infinity the median is 4, and the interval reaches from 2 to infinity."""
+    case = {"policy": "p", "engine": "e", "mode": "none", "reward": "r", "group": "infinite", "baseline": "mean"}
+    level = {"length": 2, "asked_discrepancy": 1e-3, "asked_staleness": 0.0, "kl_mu_pi": 1e-3, "kl_sequence": 2e-3}
+    biases = {"first": (0.02, 0.04, 0.08), "second": (0.01, 0.01, 1e-16)}
+    rows = [
+        case | level | {"objective": name, "seed": seed, "bias": bias}
+        for name, values in biases.items()
+        for seed, bias in enumerate(values)
+    ]
+    (row,) = ratios(pd.DataFrame(rows), "first", "second").to_dict("records")
+    assert [row["low"], row["ratio"], row["high"]] == pytest.approx([2.0, 4.0, math.inf])
 
 
 def test_an_interval_covers_the_median_of_its_law() -> None:
@@ -115,7 +140,7 @@ def test_a_config_comes_back_from_its_own_text(config: AuditConfig, tmp_path: Pa
     (tmp_path / "c.yaml").write_text(to_yaml(config))
     again = load_config(tmp_path / "c.yaml")
     assert again == config and config_hash(again) == config_hash(config)
-    assert again.objectives[2].build().correction.formula == "w_t = min(prod_s pi_s/mu_s, inf)"
+    assert again.objectives[2].build().correction.formula == "w_t = prod_s pi_s/mu_s"
     other = load_config(tmp_path / "c.yaml", ["--seed", "1"])
     assert other.seed == 1 and config_hash(other) != config_hash(config)
 

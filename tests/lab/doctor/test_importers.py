@@ -173,6 +173,33 @@ def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
     assert load_trace(write_slime(tmp_path / "train.pt", ROWS)).layer_numbers == (1, 2, 3)
 
 
+def lacking(side: str, layers: list[int], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without one side's ids in these layers: 0, as in a buffer that was never filled."""
+    kept = [[[[0] * K if n in layers else ids for n, ids in enumerate(s)] for s in row[side]] for row in rows]
+    return [row | {side: routes} for row, routes in zip(rows, kept, strict=True)]
+
+
+def test_sides_that_lack_unlike_layers_are_compared_by_number(tmp_path: Path) -> None:
+    """mu without layer 2 and old without layer 0: layer 1 alone is compared; without a common layer it is one line."""
+    same = [row | {"experts_old": row["experts_mu"]} for row in ROWS]
+    trace = load_trace(write_jsonl(tmp_path / "t.jsonl", lacking("experts_old", [0], lacking("experts_mu", [2], same))))
+    mu, old = trace.experts_mu, trace.experts_old
+    assert mu is not None and old is not None and trace.layer_numbers == (1,) and torch.equal(mu, old)
+    assert mu[:, 0].tolist() == [layers[1] for row in ROWS for layers in row["experts_mu"]]
+    apart = write_jsonl(tmp_path / "t.jsonl", lacking("experts_old", [0, 1], lacking("experts_mu", [2], same)))
+    with pytest.raises(
+        ValueError, match=r"expected a layer that both have, got layers \(0, 1\) of mu and \(2,\) of old$"
+    ):
+        load_trace(apart)
+
+
+def test_columns_of_all_layers_and_of_the_routed_ones_are_compared_in_their_order(tmp_path: Path) -> None:
+    """mu's column has a dense layer in front, old's has not: all layers are compared, though numbered differently."""
+    dense = [row | {"experts_mu": [[[0] * K, *layers] for layers in row["experts_mu"]]} for row in ROWS]
+    found, plain = (load_trace(write_jsonl(tmp_path / "t.jsonl", rows)) for rows in (dense, ROWS))
+    assert found.layer_numbers == (1, 2, 3) and differing(found, plain) == {"layer_numbers"}
+
+
 def test_a_missing_value_is_nan_and_never_0(tmp_path: Path) -> None:
     """null in a row of log-probabilities is NaN in the trace."""
     hole = [ROWS[0] | {"logp_mu": [None, *ROWS[0]["logp_mu"][1:]]}, *ROWS[1:]]

@@ -71,6 +71,18 @@ def test_whole_replay_is_said_to_be_whole(tmp_path: Path, capsys: pytest.Capture
         assert "2 replayed passes of 2 layers" in told
 
 
+@pytest.mark.parametrize(("kept", "lacks"), [(WHOLE[:2], "fetch by a trainer"), (WHOLE[2:4], "payload of a rollout")])
+def test_a_log_of_one_side_alone_does_not_show_that_replay_is_complete(
+    kept: Events, lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Samples of the rollout alone, or of the trainer alone, are compared with nothing, and that is said; exit 3."""
+    path = written(tmp_path / "r3_trace_a_pid1.jsonl", kept)
+    assert main(["doctor", str(path)]) == 3
+    told = capsys.readouterr().out
+    assert told.startswith(f"R3 trace: nothing was compared, as no {lacks} is in these files.")
+    assert "0 fetched samples compared" in told and not read([path]).as_object()["is_whole"]
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_each_break_is_named(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Other routes or tokens than the rollout's, a layer that ran others, rows and samples without routes; exit 3."""

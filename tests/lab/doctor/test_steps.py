@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,11 @@ from lab.doctor.causes import CAUSES
 from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
 from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals
-from lab.doctor.steps.course import Course, StepRecord, Watch, pooled
+from lab.doctor.steps.course import Course, StepRecord, Watch, dominant, pooled
+from lab.doctor.steps.page import Ward, render
 from lab.doctor.steps.places import Places
 from lab.doctor.steps.shape import growth
+from lab.doctor.steps.words import as_object, evidence, looks
 from lab.doctor.view import View
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows
@@ -70,6 +73,20 @@ def test_weights_that_lag_are_named_by_their_lag(lag: int) -> None:
     found = taught(lambda trace, step: drift(trace, max(step - lag, 1))).version()
     assert found is not None and found.behind == lag and found.since is None
     assert found.left == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("spacing", [1, 10])
+def test_a_lag_is_told_in_global_steps(spacing: int) -> None:
+    """An engine one trace behind, with a trace every 10 steps, has weights that are 10 steps old, not 1."""
+    watch = Watch()
+    for i in range(NUM_STEPS):
+        trace = drawn(i)
+        own = {"logp_old": drift(trace, i), "logp_mu": drift(trace, max(i - 1, 0))}
+        watch.add(replace(trace, step=spacing * i, **own))
+    course = watch.course()
+    told = "1 step" if spacing == 1 else "10 steps"
+    assert course.seen["steps_behind"] == spacing and looks(course) == f"weights that are {told} old"
+    assert any(f"closest to log old of {told} earlier" in line for line in evidence(course, watch.num_shared))
 
 
 def noise(trace: Trace, step: int, size: float) -> Tensor:
@@ -214,6 +231,60 @@ def test_steps_that_are_not_finite_are_the_verdict() -> None:
     course = course_of([*(replace(good, step=step) for step in range(9)), bad])
     assert course.steps[-1].diagnosis.named[0].name == "not_finite" and course.named.name == "not_finite"
     assert course.steps[-1].figure("k3_kl") is None
+
+
+def endless(step: int, at: int = 4) -> Trace:
+    """A trace whose gap grows with the step; from step `at` on, one token has a filler in place of log mu."""
+    trace = drawn(step)
+    logp_mu = (drift(trace, step) - 0.01 * step).clamp(max=0.0)
+    if step >= at:
+        logp_mu[3] = -1e4
+    return replace(trace, step=step, logp_old=drift(trace, step), logp_mu=logp_mu, engines=torch.arange(len(trace)) % 4)
+
+
+def test_a_step_with_an_infinite_ratio_is_left_out_of_its_series_and_said() -> None:
+    """exp(1e4) is beyond float64: that step has no k3 KL, the reading goes on, neither JSON nor page has infinity."""
+    traces = [endless(step) if step in (4, 6) else endless(step, at=99) for step in range(1, 13)]
+    course = course_of(traces)
+    assert [step.number for step in course.steps if step.is_endless] == [4, 6]
+    assert [step for step, _ in course.series("k3_kl")] == [1, 2, 3, 5, *range(7, 13)]
+    assert len(course.series("mean_gap")) == 12 and course.growths["k3_kl"] is not None
+    assert any(line.startswith("The k3 KL of 2 steps, first step 4, is infinite") for line in evidence(course, 0))
+    told = json.loads(json.dumps(as_object(course, 0), allow_nan=False))
+    assert told["steps"][3]["k3_kl"] is None and told["steps"][4]["k3_kl"] > 0
+    assert "Every step" in render(Ward("run", course, 0, traces[-1], "rows"))
+    # Of infinite steps alone there is no share: no engine and no place of the batch has a multiple that is no number.
+    assert not course_of([endless(step, at=1) for step in range(1, 13)]).places
+
+
+def test_a_cause_that_no_step_shows_alone_is_told_of_all_together() -> None:
+    """Where pooled clues name a cause whose strength is 0 at every step, its words are of the pooled clues."""
+    watch = Watch()
+    for step in range(3):
+        watch.add(replace(drawn(step), step=step))
+    bare = [replace(s, diagnosis=replace(s.diagnosis, strengths=dict.fromkeys(s.diagnosis.strengths, 0.0)))
+            for s in watch.steps]  # fmt: skip
+    course = replace(watch.course(), steps=tuple(bare))
+    assert course.named.name == "nothing"
+    assert evidence(course, 0)[0] == f"All steps together: {course.named.words(pooled(bare))}"
+
+
+def test_a_refuted_cause_that_took_all_there_is_leaves_an_unknown_one() -> None:
+    """If old weights have strength 1 and are refuted, the first of all other causes, at 0, is not named."""
+    found = Watch().add(drawn(1))
+    # Values of which no other rule has any: one token with an infinite ratio, all others as they should be.
+    seen = {
+        "num_tokens": 5000.0, "k3_kl": math.inf, "kl_per_flip": math.inf, "num_flips": 1e6, "size": 1e-7,
+        "flips_per_size": 1e-12, "noise_share": 0.0,
+    }  # fmt: skip
+    step = replace(found, diagnosis=replace(found.diagnosis, seen=seen))
+    assert dominant([step]).name == "stale" and dominant([step], {"stale"}).name == "unknown"
+
+
+def test_an_engine_below_0_is_one_line() -> None:
+    """-1, as for an unknown engine, is refused by the trace: the field, the least number that fits, and what came."""
+    with pytest.raises(ValueError, match=r"^engines: expected numbers from 0 on, got -1$"):
+        replace(drawn(1), engines=torch.arange(len(drawn(1))) - 1)
 
 
 # ---- the tokens that carry the KL ------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from lab.doctor.causes import CAUSES, UNKNOWN, Cause
 from lab.doctor.diagnosis import Diagnosis
 from lab.doctor.importers import rows
 from lab.doctor.reliability import BINS, bin_of, share_right
+from lab.doctor.steps.course import Course, StepRecord
+from lab.doctor.steps.page import Ward, render
 from lab.doctor.undecided import CHECKS, COARSE, DECIDED, LEAST_WHOLE, MOST_WHOLE, TRY, between, candidates
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
@@ -67,6 +69,14 @@ def test_an_undecided_diagnosis_names_both_in_its_first_line() -> None:
     assert found.lines()[:2] == [f"undecided: it looks like {both}.", f"Do first: {trials}"]
     sure = Diagnosis(SEEN, strengths(precision=0.9, stale=0.1))
     assert sure.named[0].name == "precision" and sure.share_right == share_right(0.9)
+
+
+def test_a_run_with_an_undecided_step_has_its_page() -> None:
+    """The row of the step names both causes with their strengths, as the step's own verdict does."""
+    found = Diagnosis({**SEEN, "kl_per_flip": 0.01}, strengths(stale=0.5, precision=0.3, routing=0.01))
+    course = Course((StepRecord(7, 4, found, 0.1),), None, None, None, ())
+    both = f"{BY_NAME['stale'].title} (0.50) or {BY_NAME['precision'].title} (0.30)"
+    assert f"<small>{both}</small>" in render(Ward("run", course, 0, None, "rows")) and both in found.verdict
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ SHAPE = ModelShape(
     qk_norm="head", tied_head=False, norm_eps=1e-6, rope_theta=1e4, max_positions=64, num_experts=6,
     experts_per_token=2, expert_size=12,
 )  # fmt: skip
+OURS = config_fields(SHAPE)
 
 
 def sizes(family: str, **changes: Any) -> dict[str, Any]:
@@ -131,6 +132,8 @@ def test_one_list_is_refused_by_both_worlds(row: Any) -> None:
         ("mixtral", {"num_local_experts": 10**12}, "sandbox", "num_local_experts: expected an .*32,768, got 10{12}"),
         ("dots1", {"topk_group": 0}, "sandbox", "topk_group: expected an integer of 1 to .*got 0"),
         ("qwen3_moe", {"mlp_only_layers": [0, 5]}, "sandbox", r"mlp_only_layers: expected distinct .*got \[0, 5\]"),
+        ("firstorder_moe", OURS | {"qk_norm": "heads"}, "sandbox", "qk_norm: expected head, projection .*got .heads"),
+        ("firstorder_moe", OURS | {"qk_norm": ["head"]}, "sandbox", r"qk_norm: expected head, .*got \["),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_field(family: str, changes: dict[str, Any], world: Any, line: str) -> None:

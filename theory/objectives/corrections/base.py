@@ -113,6 +113,10 @@ class Truncated(Correction):
         # Cut after the exponential: the cap is then met to the bit.
         return self._log_weight(log_gap_BT, is_response_BT).exp().clamp(max=self.cap)
 
+    def _cut(self, weight: str) -> str:
+        """The weight in words, under its cap if that is finite."""
+        return weight if math.isinf(self.cap) else f"min({weight}, {self.cap:g})"
+
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where W > cap."""
         # Compared as `weight` cuts it, after the exponential: a W of exactly the cap is not cut.

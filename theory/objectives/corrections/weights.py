@@ -45,7 +45,7 @@ class TokenTIS(Truncated):
 
     @property
     def symbol(self) -> str:
-        return f"min({self._gap()}, {self.cap:g})"
+        return self._cut(self._gap())
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         return log_gap_BT
@@ -61,7 +61,7 @@ class PrefixTIS(Truncated):
 
     @property
     def symbol(self) -> str:
-        return f"min(prod_(s<=t) {self._gap('s')}, {self.cap:g})"
+        return self._cut(f"prod_(s<=t) {self._gap('s')}")
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         # Observations have a log-gap of 0, and so no part in the product.
@@ -85,7 +85,7 @@ class MinPRO(Truncated):
 
     @property
     def symbol(self) -> str:
-        return f"min({self._gap()} min_(s<t) {self._gap('s')}, {self.cap:g})"
+        return self._cut(f"{self._gap()} min_(s<t) {self._gap('s')}")
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         # A token that mu did not sample has no ratio: it must not enter the minimum as a ratio of 1.
@@ -107,7 +107,7 @@ class SeqTIS(Truncated):
 
     @property
     def symbol(self) -> str:
-        return f"min(prod_s {self._gap('s')}, {self.cap:g})"
+        return self._cut(f"prod_s {self._gap('s')}")
 
     def _log_weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         return sequence_sum(log_gap_BT)
