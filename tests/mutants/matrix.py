@@ -17,12 +17,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
 
 HEAD = """# Mutants: the bugs that the field has already had
 
-Written by `make mutants`; do not edit. Each mutant is a bug that a public system has had, or one as near to a paper's
-formula ("no thread"), put into our own code in memory by an edit of a function's text (`tests/mutants/`). Each law is
-one of the suite's own tests on a few fixed examples. A mutant is killed by a law that no longer holds. Rows B5.1 to
-B5.26 are bugs of routing replay; rows C are bugs of corrections, estimators and the order of a step, numbered after the
-users' threads that they come from; rows F are bugs of number formats; rows E are of drift, centring and exact
-training, whose laws are tried on them alone.
+Would the tests notice a bug of routing replay that verl, slime, vLLM or SGLang once had? Each mutant on this page is
+such a bug, put into our own code in memory by an edit of a function's text (`tests/mutants/`); bugs without a thread
+("no thread") are misreadings near a paper's formula. Each law is one of the suite's own tests, on a few fixed examples.
+A law that no longer holds kills the mutant. `make mutants` writes this page; do not edit it.
+
+Rows B5.1 to B5.26 are bugs of routing replay; rows C are bugs of corrections, estimators and the order of a step, some
+with the number of the bug on the project's list of users' threads; rows F are bugs of number formats; rows E are bugs
+of drift, centring and exact training, and only they are tried on the laws of exact training.
 """
 
 
@@ -55,7 +57,13 @@ def page(rows: Mapping[str, tuple[str, ...]]) -> str:
     lines += ["The law in bold is the one that has to find it.", "", "## Bugs without a place here", ""]
     absent = [(a.row, a.bug, a.reference, a.reason) for a in ABSENT]
     lines.append(markdown_table(("row", "what went wrong", "reference", "why it cannot be built"), absent))
-    lines += ["## Mutant by law", "", "```"]
+    lines += [
+        "## Mutant by law",
+        "",
+        "A row per mutant, a column per law; x where the law kills the mutant.",
+        "",
+        "```",
+    ]
     lines += [f"{i:3} {name}" for i, name in enumerate(LAWS)]
     lines += ["", *_ruler(), *(_matrix_line(name, rows[name]) for name in rows), "```", ""]
     return "\n".join(lines)

@@ -19,7 +19,11 @@ def commands() -> str:
     """The output of `firstorder COMMAND --help`, a section per command."""
     group = typer.main.get_command(app)
     width = {"terminal_width": 100, "max_content_width": 100}
-    parts = ["# Commands\n\n<!-- Written by `python -m tests.pages.commands`. -->\n"]
+    parts = [
+        "# Commands\n\n<!-- Written by `python -m tests.pages.commands`. -->\n\n"
+        "The help of every command, as `firstorder COMMAND --help` prints it. In a checkout the command is\n"
+        "`.venv/bin/firstorder`.\n"
+    ]
     for name in group.commands:  # pyright: ignore[reportAttributeAccessIssue]
         told = CliRunner().invoke(app, [name, "--help"], prog_name="firstorder", **width)
         assert told.exit_code == 0, told.output

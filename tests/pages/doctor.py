@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from lab.doctor.causes import CAUSES, UNKNOWN
 from lab.doctor.importers import FORMATS
 from lab.doctor.replay_log import FORMAT as REPLAY_LOG
 from lab.doctor.steps.causes import STEPS_CAUSES
+from lab.doctor.undecided import UNDECIDED
 from lab.markdown import markdown_table
 from tests.pages import layers, strengths
 from tests.pages.courses import COURSES, NARROW, TALL, is_step_right, told
@@ -40,6 +42,13 @@ COURSE_SEEDS = ("12",)
 """Seeds of the runs over steps, on which no rule was set."""
 FIRST_DRAW, FRESH_DRAW = 20, 80
 NUM_DRAWS = 3
+
+
+def intro(num_draws: int) -> str:
+    """The text above the counts, with every cause that `--fail-on` and `--json` know."""
+    known = (*CAUSES, UNKNOWN, UNDECIDED, *STEPS_CAUSES)
+    rows = "".join(f"| `{cause.name}` | {cause.title} |\n" for cause in known)
+    return INTRO.format(draws=num_draws, causes=rows)
 
 
 def formats() -> str:
@@ -73,7 +82,7 @@ def page(wards: Mapping[str, tuple[Callable[[], Ward], int]], num_draws: int) ->
         layers.whole(),
         formats(),
     ]
-    return "\n".join([INTRO.format(draws=num_draws), *told])
+    return "\n".join([intro(num_draws), *told])
 
 
 def run_courses(seeds: Sequence[str]) -> dict[str, list[tuple[str, bool]]]:

@@ -4,69 +4,100 @@ from __future__ import annotations
 
 INTRO = """# The doctor
 
-`firstorder doctor TRACE...` names the fault of a pair of engines from the tokens that one sampled (mu) and both scored
-(mu, old); `firstorder doctor FOLDER` names the fault of a run from all its steps. The output is in words: the verdict,
-the first thing to do, the evidence. `--out FILE.html` adds a page with figures, `--json` prints an object. The exit
-code is 0 if nothing is wrong (or only rounding below a k3 of 1e-6), 3 if a fault is named (`--fail-on none`, or some
-causes by name, for a pipeline), 2 if a file cannot be read. The doctor sees the trace alone, never the config that made
-it. `firstorder calibrate TRACE CONFIG` then sets the sandbox's dials so that its engine is as far off. This page is
-written by `python -m tests.pages.doctor > docs/doctor.md`.
+The engine that samples and the engine that trains should give a token the same log-probability. If they do not,
+`firstorder doctor` names the cause from dumps of the rollouts; it never sees the config that made them. This page says
+how it decides, how often it is right on planted faults, and which dumps it reads.
+[Diagnose a dump](how-to/diagnose-a-dump.md) shows how to use it.
+
+- `firstorder doctor TRACE...` reads one step: the sampled tokens with their log-probabilities under mu (the engine that
+  sampled) and under old (the trainer at the same weights), and the experts of both if the dump has them.
+- `firstorder doctor FOLDER` reads a run [step by step](#over-the-steps-of-a-run), and also names faults that one step
+  cannot show.
+
+The output has the verdict, the first thing to do, and the evidence. `--out FILE.html` adds a page with figures, `--json`
+prints an object. The exit code is 0 if nothing is wrong (or only rounding, below a k3 KL of 1e-6), 3 if a fault is
+named, and 2 if a file cannot be read. `--fail-on` limits the 3 to some causes by name, or to none.
+`firstorder calibrate TRACE CONFIG` then sets the sandbox's dials so that its engine is as far off. This page is written
+by `python -m tests.pages.doctor > docs/doctor.md`.
+
+## The causes
+
+| name | the verdict says that it looks like |
+|---|---|
+{causes}
+The last five need the steps of a run.
 
 ## How it decides
 
 Each clue (`lab/doctor/evidence.py`) is one number with a formula; each cause (`lab/doctor/causes.py`) is one rule that
 weighs clues. Rules run in order, and a later cause cannot explain what an earlier one has explained. A second cause of
-strength 0.25 or more is named beside the first. If the trace has both sides' experts and the strongest cause is below
-0.7, or old or wrong weights lead while a logit is off by 0.7 to 1.2, the diagnosis is *undecided* between two causes
-(`lab/doctor/undecided.py`): it names both, with a test of each. `--fail-on undecided` selects it by name, `--json` lists
-both as `candidates`. With the weights that old scored with, `--model FOLDER` tries replay on them, and the outcome decides
-between the routers and other weights ([how often](how-to/diagnose-a-dump.md#try-the-cause)).
+strength 0.25 or more is named beside the first.
 
-The rules rest on these facts. The mean ratio is 1 for any two policies over the same tokens, but a mask makes it the
-kept mass. A temperature is a slope of logits. Noise does not repeat in the same context. Routers that err on their own
-differ more often than the logits' deviation explains. A policy gradient moves logits least where the policy is sure;
-rounding moves all alike. Matrices in the wrong place move logits by whole units, by the same amount in the same
-context. Draws from one context repeat as often as their probabilities say, if tokens are drawn from the distribution
-that scores them. The thresholds on sizes were set on sandbox models of width 64, 128 and 48 (two layers of 8, 8 and 12
-experts); on other kinds of models they are a guess, and the report gives the numbers behind it.
+With the experts of both sides, a diagnosis can be *undecided* between two causes (`lab/doctor/undecided.py`): if the
+strongest cause is below 0.7, or if old or wrong weights lead while a logit is off by 0.7 to 1.2. The report then names
+both, with a test of each. `--fail-on undecided` selects it by name, and `--json` lists both as `candidates`. Given the
+weights that old scored with, `--model FOLDER` tries replay on them, and the outcome decides between the routers and
+other weights ([how often](how-to/diagnose-a-dump.md#try-the-cause)).
 
-Where nearly all tokens have a differing router, as in deep models, the share of the KL on them proves nothing, and the
-words say so: at half of Qwen3-30B-A3B the doctor names the routers of an FP8 engine, and replay removes 46% of that KL
-([on a GPU](on-gpu.md)).
+The rules rest on these facts:
+
+- The mean ratio old/mu is 1 for any two policies over the same tokens; a sampling mask makes it the kept mass.
+- A temperature multiplies all logits by one factor.
+- Noise does not repeat in the same context.
+- Routers that err on their own differ more often than the deviation of the logits explains.
+- A policy gradient moves logits least where the policy is sure; rounding moves all alike.
+- Matrices in the wrong place move logits by whole units, by the same amount in the same context.
+- Draws from one context repeat as often as their probabilities say, if tokens are drawn from the distribution that
+  scores them.
+
+The thresholds on sizes were set on sandbox models of width 64, 128 and 48 (two layers of 8, 8 and 12 experts). On other
+kinds of models they are a guess, and the report gives the numbers behind it.
+
+In deep models nearly all tokens have a differing router, and the share of the KL on such tokens proves nothing; the
+report says so. At half of Qwen3-30B-A3B the doctor names the routers of an FP8 engine, but replay removes only 46% of
+that KL ([on a GPU](on-gpu.md)).
 
 ## How often it is right
 
-Faults are planted in engines by the sandbox's dials, in code as bugs that the field has had (`tests/mutants`), and in
-traces: {draws} draws of some 2,500 to 4,000 tokens for each, on four models that set no threshold. Two caveats: on the
-first model the clues of eight plants were seen on one draw before the rule for weights in the wrong place was written,
-and the first two models had been examined when the threshold between rounding and old weights was moved from 0.4 to
-0.7, and when the rules that separate coarse formats from old weights failed. Nothing was run on the last two models
-before the rule for *undecided* was in LOG.md with its predictions. *Unknown* counts as wrong. The bounds of *undecided*
-are from five other models (widths 64, 48, 128, 40 and 80), where 422 of 460 named are right and 85 of 545 are undecided.
+Faults are planted in engines by the sandbox's dials ([engine defects](engine-defects.md)), in code as bugs that the
+field has had ([mutants](mutants.md)), and in traces. Each is diagnosed on {draws} draws of some 2,500 to 4,000 tokens, on
+four models that set no threshold. *Unknown* counts as wrong. The test is not quite blind: on the first model the clues
+of eight plants were seen on one draw before the rule for weights in the wrong place was written. The first two models
+had also been examined when the threshold between rounding and old weights was moved from 0.4 to 0.7, and when rules that
+should separate coarse formats from old weights failed. Nothing was run on the last two models before the rule for
+*undecided*, with its predictions, was in LOG.md. The bounds of *undecided* are from five other models (widths 64, 48,
+128, 40 and 80), where 422 of 460 named are right and 85 of 545 are undecided.
 
-One step cannot show three of the plants: routers whose weights never arrive look like rounding; a routed sum that is
-off by a fifth looks like old weights; NVFP4 moves logits by a whole unit in models this small, and looks like old or
-wrong weights. Formats (FP8 with UE8M0 scales, MXFP8, NVFP4 of weights and activations, a trainer in FP8, and an engine
-that quantises a bf16 export beside a trainer that quantises float32 weights, as in xtuner#2044) are counted separately
-in the counts of the strongest cause. One step does not show which format rounds: all are *precision*. In xtuner#2044
-the k3 KL is 25 times that after the fix; here it is 0 after the fix, and with the other source of the weights it is
-about that of FP8 on one side alone.
+One step cannot show three of the plants. Routers whose weights never arrive look like rounding. A routed sum that is off
+by a fifth looks like old weights. NVFP4 moves logits by a whole unit in models this small, and looks like old or wrong
+weights.
+
+Five plants are formats: FP8 with UE8M0 scales, MXFP8, NVFP4 of weights and activations, a trainer in FP8, and an engine
+that quantises a bf16 export beside a trainer that quantises float32 weights, as in xtuner#2044. They are counted
+separately in the counts of the strongest cause. One step does not show which format rounds: all are *precision*. In
+xtuner#2044 the k3 KL of the second step is 23 times that after the fix; here it is 0 after the fix, and with the other
+source of the weights it is about that of FP8 on one side alone.
+
+For each model, the first table counts traces by planted cause (rows) and named cause (columns, numbered like the rows);
+the second table has the causes named for each plant.
 """  # noqa: E501
 
 STRENGTHS = """### What a strength means
 
-The share of named causes that are right, by their strength (`share_right` in `--json`): as stated, counted on 1,145
-traces of nine models (`lab/doctor/reliability.py`), and as seen later on three other models
-(`python -m tests.pages.strengths`). Every plant counts equally in these shares.
+A strength is in [0, 1]. The table has the share of named causes that are right, by their strength. The stated share is
+`share_right` in `--json`: it was counted on the 987 of 1,145 traces of nine models that name a cause
+(`lab/doctor/reliability.py`). The share seen was counted later on three other models, by
+`python -m tests.pages.strengths`. If the stated shares hold, all three counts of right causes are within the range of
+the last column in 95 of 100 repeats. Every plant counts equally in these shares.
 """
 
 OVER_STEPS = """## Over the steps of a run
 
 `firstorder doctor FOLDER` reads the dumps of a run step by step. It keeps a few numbers per step and a table of draws of
-bounded size, so its memory does not grow with the number of steps. The folder is a run of ours, or has another
-framework's files (`train_data_step{N}.jsonl`, `step_{N}/rank_{R}.jsonl`, `{N}.engines.jsonl`, `{N}_{R}.pt`, `{N}.pt`,
-`rank_{R}_call_{N}.pt`, `step-{N}.jsonl`; with `--columns` any name that ends in the step). Files of several ranks are
-joined to one step.
+bounded size, so that it needs hardly more memory for a long run. The folder is a run of ours, or has another framework's
+files (`train_data_step{N}.jsonl`, `step_{N}/rank_{R}.jsonl`, `trl_engines_{N}.jsonl`, `{N}.engines.jsonl`, `{N}.jsonl`,
+`{N}_{R}.pt`, `{N}.pt`, `rank_{R}_call_{N}.pt`, `step-{N}.jsonl`; with `--columns` any name that ends in the step). Files
+of several ranks are joined to one step.
 
 - **Growth**: the series of k3 KL, F(2), mean gap and routers that differ. Each is tested by ranks
   (`lab/doctor/change_point.py`: exact level of 1 %, from 8 steps on) and then located by least squares: a jump at step s,
@@ -75,15 +106,15 @@ joined to one step.
   by the same rules as for one step.
 - **Weights that do not arrive**: if steps share draws (one token after one context, as when prompts are repeated), log mu
   of a step is compared with log old of every earlier step on the same draws. If it is closest to that of step v ever
-  since, the weights of step v are the last that arrived; if always to that of k steps before, the engine is k steps
-  behind. The statistic is a ratio of sums over the same tokens, 0 for an otherwise exact engine. It assumes no noise
-  level, and must stay below 1/2 whichever 1/32 of the prompts is left out. The growth of the KL with the trainer's
-  movement was rejected as a statistic, since it also grows for an engine whose rounding errors grow.
+  since, the weights of step v are the last that arrived; if always to that of k recorded steps before, the engine is
+  that far behind. The statistic is a ratio of sums over the same tokens, 0 for an otherwise exact engine. It assumes
+  no noise level, and must stay below 1/2 whichever 1/32 of the prompts is left out. The growth of the KL with the
+  trainer's movement was rejected as a statistic, since it also grows for an engine whose rounding errors grow.
 - **Weights that arrive in part**: on shared draws log mu moves by less than 0.7 of log old's movement (two standard
-  errors, jackknife over prompts), the gap grows, and no earlier version fits.
+  errors, jackknife over prompts), the gap grows, no earlier version fits, and the steps' own clues say other weights.
 - **One engine (or rank), one place in the batch**: it has the largest KL step after step, by more than chance (exact
-  level of 1 %) and by twice, or five times, that of the others. Positions and lengths with ten times the KL of the
-  others are reported, but are not called a fault.
+  level of 1 %), and at least twice (an engine) or five times (a place) the KL of the others. Positions and lengths with
+  ten times the KL of the others are reported, but are not called a fault.
 
 The traces have limits. With fewer than 50 shared draws they cannot show whether weights arrive, and the report says so;
 repeating a few prompts every few steps is enough. Missing parts that hardly move the policy (routers alone) go unseen. A
@@ -102,10 +133,11 @@ Runs of 14 steps of some 1,100 tokens on two models (width 32; width 48 with thr
 
 READS = """## What it reads
 
-`firstorder doctor --list-formats` prints this table. `as in` is the source code that the reader follows; the importers
-are tested on files written as that code writes them (`lab/doctor/dumps.py`), not on files of a cluster.
+`firstorder doctor --list-formats` prints this table. *Lacks* names the fields that a dump does not have; below the table
+are the few lines to add to a framework whose dump lacks too much. *As in* is the source code that the reader follows:
+the importers are tested on files written as that code writes them (`lab/doctor/dumps.py`), not on files of a cluster.
 
-"""
+"""  # noqa: E501
 HOOKS = """
 - Without both sides' experts the doctor cannot tell routing from precision, and says so; without entropies it detects
   unscored sampling only by repeated draws.
@@ -114,15 +146,15 @@ HOOKS = """
   `experts_old`, `logp_pi`.
 - A dump of any other kind: `--columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp`. Our names are
   `tokens`, `num_prompt`, `logp_mu`, `logp_old`, `is_response`, `entropy_old`, `logp_pi`, `reward`, `experts_mu`,
-  `experts_old`, `engine`, `step`, and `prompt_tokens`, `response_tokens`, `length`. A column has a value per response
-  token, or per token, prompt included.
+  `experts_old`, `engine`, `step`, `temperature`, and `prompt_tokens`, `response_tokens`, `length`. A column has a value
+  per response token, or per token, prompt included.
 - Every row that does not fit gives a line with file, row, field, and the expected and actual values; beyond ten rows the
-  message gives only their number. It also names the unused columns.
+  message gives only their number. The report names the columns that it did not use.
 - NeMo-RL's `r3_trace_*.jsonl` (pass the files of all processes, or their folder) holds digests of routes: the doctor
   says whether the trainer fetched and ran the routes that the engine recorded, at which layer they differ, and how many
   rows had no route.
 - Files are read row by row and kept as tensors: a dump of 1,000,000 sampled tokens takes less than 20 s of one core and
-  0.8 GB in [every format](speed.md#importing-dumps), diagnosis included. Routes as JSON are far larger: write them as
+  0.8 GiB in [every format](speed.md#importing-dumps), diagnosis included. Routes as JSON are far larger: write them as
   Parquet or safetensors.
 - Torch files are read without running their code. A pickle is not opened.
 

@@ -167,8 +167,12 @@ def block() -> str:
     head = (
         "Predictions were committed before the runs ([decision 10](decisions/0010-drift-study.md), "
         "[12](decisions/0012-remedies-study.md)).\nBrackets are 95% intervals over problems. The fixed error is "
-        "constant, at KL 0.18 nats per token. Harm is the reward of the true\ngradient's run minus a run's own, at "
-        "most 0.333.\n\n"
+        "constant, at KL 0.18 nats per token. Harm is the reward of the true\ngradient's run minus a run's own; the "
+        "largest reward is 0.333, and 0.5 in (d).\n\n"
+        "*No weight*, *token*, *prefix* and *sequence weight* are REINFORCE with the weight 1, pi/mu of the token, of "
+        "the prefix\nup to it, and of the whole response. *Centring the score* subtracts each token's expected score "
+        "under mu, without a weight.\n*Clip* is Dr. GRPO, whose ratio pi/old is clipped; *mask* is MiniRL. N is the "
+        "number of updates per rollout.\n\n"
     )
     return head + "\n".join([*of_drift(), *of_remedies(), *of_kinds()]) + "\n"
 

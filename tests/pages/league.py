@@ -250,8 +250,8 @@ def proxy(frame: pd.DataFrame) -> str:
         said.append(f"{float(found.statistic):.2f} over {name} ({len(sub)})")  # pyright: ignore[reportAttributeAccessIssue]
     return (
         f"Spearman's correlation of the exact expectation of the metric `rollout_corr/drift` with the norm of the "
-        f"drift in parameter space: {', '.join(said)}. The metric is a bound in the logits of a context; it ignores "
-        "the prefix's mean advantage and the cancellation between contexts."
+        f"drift in parameter space: {', '.join(said)}. The metric bounds the drift in the logits of a context; it "
+        "ignores the prefix's mean advantage and the cancellation between contexts."
     )
 
 
@@ -291,7 +291,11 @@ def figure(frame: pd.DataFrame) -> Figure:
 
 HEAD = """# League table of objectives and corrections
 
-{num} objectives on the same problems, by exact enumeration: no gradient is sampled."""
+Which objective, under which correction of the engine gap, gives the gradient with the least error? This page ranks
+{num} of them on the same small problems, by exact enumeration: no gradient is sampled. The error of a gradient from n
+responses combines bias and variance. A *cell* is one choice of engine gap KL(mu, old), staleness KL(old, pi),
+temperature and reward. `reinforce + x` is the plain policy gradient under the correction x
+([formulas](objectives.md))."""
 
 SETTING = """## The problems
 
@@ -301,13 +305,13 @@ responses are short, which favours the weight of a whole response: its variance 
 ([the token weight](token-weight.md)).
 
 The table has every preset and correction of the project that needs only log-probabilities and rewards, and M2PO, whose
-bounds are those of an infinitely large mini-batch. A baseline per token and RSPO have their own sections.
-`python -m tests.pages.league` regenerates the page.
+bounds are those of an infinitely large mini-batch. A baseline per token has its own section, and RSPO is in the one on
+the MoE. `python -m tests.pages.league` computes the rows, the page and the picture again, in two and a half minutes.
 
 Cells: KL(mu, old) = {gaps} nats per token; pi equal to old, or {stale} nats per token from it along the true gradient
 (as after several updates per rollout); temperature {heats}; rewards {rewards}. Medians over {seeds} policies.
-`reinforce + x` is the plain gradient under the correction x; a weight uses the whole gap pi/mu.
-`centred`: the mean under mu is subtracted (arXiv 2609.20807)."""
+The weight of `reinforce + x` is on pi/mu, the whole gap. `centred`: each token's expected gradient under mu is
+subtracted (score centering, arXiv 2609.20807); `centred by 1` computes it from mu's likeliest token alone."""
 
 WHEN = """## Which one, when
 
@@ -318,7 +322,8 @@ TABLE = """## The table
 
 Medians over all cells, sorted by the error with 1,024 responses. Bias, direction bias, variance and error are those of
 [audits](audit.md), in units of the true gradient's norm and at the objective's own scale. `x best`: the error at the
-best step length over the least of the cell. Drift: the norm of the part that no choice of token earned."""
+best step length over the least of the cell; `worst x`: the largest of these ratios over the cells. Drift: the norm of
+the part of the expected gradient that no choice of token earned."""
 
 PER_TOKEN = """`advantage: optimal_token` (arXiv 2602.07078) compared with the mean reward, in infinite groups, where
 either baseline is an expectation; cells as above, plus responses with an end token. Numbers are ratios of the
@@ -361,7 +366,7 @@ def page() -> str:
         f"the engine's own. Least error with 1,024 responses: {'; '.join(_moe_gaps(moe))}. {_shifted(moe)} Columns as "
         f"above.",
         league(moe),
-        "## Drift, and its metric",
+        "## Does the drift metric follow the drift?",
         proxy(frame),
     ]  # fmt: skip
     return "\n\n".join(part.rstrip("\n") for part in text) + "\n"

@@ -11,23 +11,33 @@ from theory.objectives.corrections import CORRECTIONS, Correction, correction
 
 HEAD = """# Objectives
 
-An objective is a composition: advantage, ratio, trust region, correction of the engine gap, aggregation, KL penalty. A
-preset is a named composition. The text below is the output of `describe`, which every run's report also has;
-`python -m tests.pages.objectives` prints the page. `sg[.]` is a stopped gradient; pi, old and mu are the policy that
-learns, the one that was rolled out, and the engine that sampled.
+This page has the formula of every objective, correction and advantage that a config can name. An objective is a
+composition of an advantage, a ratio, a trust region, a correction of the engine gap, an aggregation and a KL penalty. A
+preset is a named composition; `algorithm.objective` in a config names a preset and may replace its parts:
 
-The [paper index](paper-index.md) gives the source, equation, test and differences of each. [Peers](peers.md) compares
-them with verl's and TRL's own functions. Objectives that were considered and left out are
-[below](#left-out-and-why).
+```yaml
+algorithm:
+  objective: {preset: grpo, eps_high: 0.27, correction: {name: token_tis, cap: 2.0}}
+```
+
+pi, old and mu are the policy that learns, the training engine at the weights of the rollout, and the engine that
+sampled ([notation](notation.md)); `sg[.]` is a stopped gradient, and a `_t` after a policy is its probability of token
+t. [The league table](league.md) compares the objectives on one set of problems. The [paper index](paper-index.md) gives
+the source, equation, test and differences of each. [Peers](peers.md) compares them with verl's and TRL's own functions.
+Some were considered and [left out](#left-out-and-why).
+
+The blocks below are the output of `theory.objectives.preset(name).describe()` and its parts;
+`python -m tests.pages.objectives` prints the page.
 """
 
 BESIDE = """
 ## A weight and a rejection
 
 `objective.rejection` adds a correction that only rejects to `objective.correction`: verl's Geo-RS-Token-TIS is
-`correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_*`, `geo_rs` and `k3_rs` remove a response from
-the mask and so from every denominator; `token_*` give a token the weight 0 and leave it in the mask.
-`objective.normalise_weights` divides the weights by their mean over the mini-batch.
+`correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_mis`, which also weights, `geo_rs`, `k3_rs` and
+`seq_max_*` remove a response from the mask and so from every denominator. `token_k1`, `token_k2` and `token_k3` give a
+token the weight 0 and leave it in the mask, as `icepop` does. `objective.normalise_weights` divides the weights by
+their mean over the mini-batch.
 """
 
 TOKENS = """
@@ -36,11 +46,12 @@ TOKENS = """
 `objective.advantage: optimal_token` gives each token its own baseline, weighted by the squares of the scores up to it
 (arXiv 2602.07078), with any preset. The old pass reports sum_v old(v)^2 of every token for it, in both worlds, without
 another pass. It cannot be combined with centering. Exact audits and exact training support it in infinite groups, where
-a token's baseline is E[W_t R] / E[W_t]; finite groups are refused, since a baseline depends on the others' prefixes.
+a token's baseline is E[W_t R] / E[W_t]. They refuse finite groups, since a baseline there depends on the prefixes of
+the group's other responses.
 """
 
 SHIFT = """
-## The routers' shift
+## Ratios scaled by the routers' shift (RSPO)
 
 `objective.router_shift_floor` below 1 scales every token's pi/old by gamma_t = sg[max(exp(-Delta_t), floor)] before any
 clip and any mean over the response; Delta_t is the mean of abs(log p_pi/p_old) over the MoE layers and the experts that
@@ -53,13 +64,13 @@ objective: {preset: gmpo, router_shift_floor: 0.8}
 and GRPO and GSPO accept it as well. Both worlds and every layout support it: the old pass keeps K log-scores per layer
 and token (`firstorder plan` counts them). Before each mini-batch except the first, a scoring pass over it gives pi's,
 so that gamma does not depend on micro-batches or on the split of layers over ranks. `timing_s/old_log_prob` includes
-that pass. It is refused with a dense model, a correction on pi/mu, centering, and ratios and trust regions that are not
-a function of a token's pi/old or of its geometric mean. Exact audits and exact training support it on the sandbox's
-MoE, under every replay mode; policies on trees have no routers and are refused.
+that pass. It is refused with a dense model, a correction on pi/mu, centering, an `m2_budget`, and ratios and trust
+regions that are not a function of a token's pi/old or of its geometric mean. Exact audits and exact training support it
+on the sandbox's MoE, under every replay mode; policies on trees have no routers and are refused.
 """
 
 BUDGET = """
-## Bounds from a budget
+## Clip bounds from a budget (M2PO)
 
 `objective.m2_budget` widens the clip of a token's ratio as far as the budget allows: the mean of (log pi/old)^2, over
 the tokens that move away from old, stays within it (M2PO, arXiv 2510.01161). `eps_low` and `eps_high` are then the
@@ -78,8 +89,9 @@ that sign of advantage, and the variance leaves out that a sampled mini-batch ha
 VERL = """
 ## Bounds that verl inverts
 
-Every weight and bound here is on old/mu. verl's `rollout_is` has the same ratio, but the bounds of its k1 rejections
-are on mu/old: "a_b" there is lo = 1/b, hi = 1/a here. `firstorder promote` records the numbers for the runs' bounds.
+Every bound of a rejection here is on old/mu, and so are weights, unless `numerator: pi` puts them on pi/mu. verl's
+`rollout_is` has the same ratio, but the bounds of its k1 rejections are on mu/old: "a_b" there is lo = 1/b, hi = 1/a
+here. `firstorder promote` records verl's numbers beside the run's own.
 
 | correction | keeps | in verl |
 |---|---|---|
@@ -108,12 +120,12 @@ LEFT_OUT = (
     (
         "ESTR (2607.22186)",
         "stops tokens with (log pi/mu)^2 > tau (H + eps)",
-        "H is the entropy of mu at the position, which no engine here records; known only from summaries",
+        "H is the entropy of mu at the position, which no engine here records; only summaries were available",
     ),
     (
         "verl's `sequence` IcePop, TRL's `sequence_mask`",
         "the weight of a response outside its bounds is 0, and it stays in the denominator",
-        "`seq_mis` with the same bounds removes it",
+        "not added: `seq_mis` with the same bounds also drops such a response, and takes it out of the denominator",
     ),
 )
 """Paper, rule, and the reason for leaving it out."""

@@ -39,7 +39,7 @@ def verdicts(predictions: Sequence[Prediction[Study]], study: Study) -> str:
     for one in predictions:
         found = "; ".join(map(str, one.intervals(study)))
         rows.append((one.name, one.words, one.measured, found, one.verdict(study)))
-    return markdown_table(("", "predicted", "measured", "found", ""), rows)
+    return markdown_table(("", "prediction", "measure", "found", "verdict"), rows)
 
 
 def counts(predictions: Sequence[Prediction[Study]], study: Study) -> str:

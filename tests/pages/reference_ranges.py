@@ -15,13 +15,14 @@ from tests.pages.reality import FIT_DRAWS, RESULTS, TEST_DRAWS, WITHIN, Predicti
 
 INTRO = """# What is normal
 
-Published figures of the mismatch between a sampling engine (mu) and a trainer (old), each with its source. `firstorder
-doctor` compares a trace with them. The rows are in `lab/doctor/published.py`; this page is written by
-`python -m tests.pages.reference_ranges > docs/reference-ranges.md`.
+Is a k3 KL of 1e-3 between vLLM and Megatron a lot? This page lists published figures of the mismatch between the engine
+that samples (mu) and the trainer at the same weights (old), each with its source: papers, and issues and pull requests
+of verl, prime-rl, NeMo-RL, miles and others. `firstorder doctor` compares a trace with them.
 
-A range covers the reported values, not the harmless ones: people report the runs that they investigated. Values are as
-printed, to four digits; several values in a cell are several steps or runs, named in the last column. Most sources give
-one seed and no interval.
+A range covers the values that were reported, which are not all harmless: people report the runs that they investigated.
+Values are as printed, to four digits; several values in a cell are several steps or runs, named in the last column.
+Most sources give one seed and no interval. The rows are in `lab/doctor/published.py`; this page is written by
+`python -m tests.pages.reference_ranges > docs/reference-ranges.md`.
 
 ## The figures
 
@@ -30,21 +31,23 @@ rho = old/mu of a token that mu sampled.
 
 RANGES = """## Ranges
 
-These cover reports that name no fault. A figure is compared only with figures of the same formula.
+Reports that name a fault, or whose formats are not known, are left out. Dense models are included, and so are reports
+of no stated precision, with the framework's default. *FP8 or MXFP8* is on one side or both. Of two middle values the
+median is the larger. A figure is compared only with figures of the same formula.
 """
 
 ROWS = """## Reports
 
-"Not known" is a format that the source does not give. The last column says where a framework's default was assumed.
+"Not known" is a format that the source does not give. The last column says if a framework's default was assumed.
 """
 
 
-REALITY = """## A check that can fail
+REALITY = """## Does the sandbox have these figures?
 
-The sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) gets one noise, fitted to a report's k3 KL alone;
-its other figures are then compared with the report's. The expected factor of agreement for each was written down before
-the first run (`tests/pages/reality.py`). {fit} draws of a batch fit the noise, {test} others are measured. "Off by" is
-found over published; for Pearson's r it compares 1 - r.
+The engine of the sandbox's model (`configs/arithmetic.yaml`, 2 layers of 8 experts) gets one noise, fitted to a
+report's k3 KL alone. If its mismatch is like that of the report, its other figures are, too. The factor within which
+each was expected was written down before the first run (`tests/pages/reality.py`). {fit} draws of a batch fit the
+noise, {test} others are measured. "Off by" is found over published; for Pearson's r it compares 1 - r.
 
 {score}
 """
@@ -54,7 +57,7 @@ Under noise on next-token logits, k1 and chi2 follow from k3, as they must for s
 about twice k3). The other figures do not carry over. At the same k3 the sandbox's probability and log-probability
 differences are too small: its KL is concentrated on fewer tokens. Under noise on router logits the tail is also too
 heavy (F(2) up to 44 times, chi2 3.4 times the reported value): one changed expert is half of a token's experts here,
-and an eighth in Qwen3-30B-A3B. That tail makes k3 itself vary: on the other draws it is up to 2.1 times the target.
+and an eighth in Qwen3-30B-A3B. That tail makes k3 itself vary: on the measured draws it is up to 2.1 times the target.
 Treat the sandbox's F(2) and chi2 under router noise as an upper end, not as a forecast. Moonlight's F(2) cannot be
 tested on 82,000 tokens: the expected count is 1.4.
 """

@@ -42,7 +42,7 @@ def table(found: Sequence[Found]) -> str:
         share = f"{num_right(here) / len(here):.2f}" if here else "–"
         words = f"{num_right(here)} of {len(here)}"
         rows.append((f"{bounds[i]:g} to {bounds[i + 1]:g}", f"{right / num:.2f}", share, words, f"{low} to {high}"))
-    return markdown_table(("strength", "share said", "share seen", "right", "right by chance"), rows)
+    return markdown_table(("strength", "share stated", "share seen", "right", "right by chance"), rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from lab.doctor.importers import rows, verl
 from lab.doctor.reliability import BINS
 from tests.pages import layers
 from tests.pages.courses import COURSES
-from tests.pages.doctor import FIRST_DRAW, SMALL, WARDS, formats
+from tests.pages.doctor import FIRST_DRAW, NUM_DRAWS, SMALL, WARDS, formats, intro
 from tests.pages.doctor_plants import PLANTS
 from tests.pages.doctor_tables import decided, every, num_right
 from tests.pages.ward import Ward, findings
@@ -62,7 +62,7 @@ def test_the_page_has_every_plant_and_is_right_as_often_as_the_test_asks() -> No
 
 def test_the_page_names_every_field() -> None:
     """The page names the fields that a row needs, and those that verl's dump has to be given."""
-    assert formats() in PAGE
+    assert formats() in PAGE and PAGE.startswith(intro(NUM_DRAWS))
     needed = [name for name, field in rows.ResponseRow.model_fields.items() if field.is_required()]
     assert needed == ["tokens", "num_prompt", "logp_mu", "logp_old"] and all(f"`{name}`" in PAGE for name in needed)
     assert all(f'"{name}"' in PAGE for name in verl.NAMES)

@@ -12,16 +12,19 @@ from tests.peers.verl_cases import VERL
 
 HEAD = """# Beside verl and TRL
 
-Our objectives, weights, masks and advantages beside the peers' own functions, on five ragged batches of six responses
-with holes, in float64. `make test-peers` installs verl 0.9.1 and TRL 1.16 and repeats it; `python -m tests.peers`
-writes this page. A number is the largest absolute difference, ours less theirs. verl adds 1e-8 to what it divides by,
-the length of a response or a sum of weights, and to a variance: those are the differences of 1e-9. Apart from these,
-only rounding differs.
+Are the objectives here those that verl and TRL compute? This page compares our objectives, weights, masks and
+advantages with the peers' own functions, in float64, on five batches of six ragged responses; tokens inside the
+responses are masked, too. A number is the largest absolute difference. Only rounding differs, with one exception: verl
+adds 1e-8 to what it divides by (the length of a response, a sum of weights) and to a variance, hence the differences of
+1e-9. `make test-peers` installs verl 0.9.1 and TRL 1.16 and repeats the comparison; `python -m tests.peers` writes this
+page.
 
-Three of their rules differ from ours, and are compared where both agree. verl holds log-ratios at 20 nats and its k3 at
-10. Its token rejections take the token out of the mask, and so out of denominators; ours leave it in with weight 0. And
-the bounds of verl's k1 rejections are on mu/old, where ours are on old/mu: `token_k1`, `-log_ratio` in
-`rollout_corr_helper.py`, is log(mu/old), between the logarithms of the two bounds.
+Three of verl's rules differ from ours, and are compared where both agree:
+
+- verl limits log-ratios to 20 nats and its k3 to 10.
+- Its token rejections take the token out of the mask, and so out of denominators; ours leave it in, with weight 0.
+- The bounds of its k1 rejections are on mu/old, ours on old/mu: `token_k1`, `-log_ratio` in `rollout_corr_helper.py`,
+  is log(mu/old), between the logarithms of the two bounds.
 """
 
 
