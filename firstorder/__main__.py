@@ -17,6 +17,7 @@ NEIGHBOURS = ("theory", "lab", "sandbox", "scaled")
 def main() -> int:
     """Runs the command and returns its exit code; 2, with one line, where one of NEIGHBOURS is not this project's."""
     # Not in the project's own folder: an uninstalled checkout is found through it.
+    # `python -m` puts the working folder first, under -P it does not; the installed script never does.
     if __name__ == "__main__" and not sys.flags.safe_path and Path(sys.path[0]).resolve() != HOME:
         del sys.path[0]
     for name in NEIGHBOURS:

@@ -34,6 +34,7 @@ def calibrate(
     from lab.files import atomic_write
     from lab.markdown import markdown_table
 
+    # All words again, as in `train`: an option before TRACE is parsed as TRACE.
     trace, rest = split([trace, config, *context.args])
     path, overrides = split(rest, "CONFIG, the file of a run")
     run_config = sandbox_run(path, overrides)

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interruptible():
             # Not standalone: Click would print usage text around an error and exit by itself.
+            # A command's typer.Exit, such as doctor's, comes back as its code.
             return app(args=words, prog_name="firstorder", standalone_mode=False) or 0
     except Interrupted as stop:
         typer.echo(stop, err=True)
@@ -94,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _fail(error.format_message())
     except Exception as error:
+        # In the words, as the parse itself may have failed. Commands declare --debug so that it is not read as a field.
         if "--debug" in words:
             raise
         return _told(error)

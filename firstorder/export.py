@@ -38,6 +38,7 @@ def export(
     """
     from lab.records import run_folders
 
+    # Of a config's file, `run_folders` returns the path itself.
     config, folder = _opened(run_folders(source)[-1])
     if config.backend == "scaled":
         what, written = _of_the_cluster(source, config, folder, step, to)

@@ -73,6 +73,7 @@ def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
     from lab.doctor.steps.course import Watch
     from lab.doctor.steps.page import Ward
 
+    # `watch` keeps figures and the worst trace alone: all traces of a run may be more than memory holds.
     files, watch, first = step_files(folder, columns), Watch(), None
     for dump in load_steps(files, columns):
         first = first or dump

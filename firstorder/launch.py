@@ -49,6 +49,7 @@ def launch(
     plan = make_plan(run_config)
     if plan.misfits:
         raise ConfigError("; ".join(plan.misfits))
+    # The command's words, not the resolved config: the job reads CONFIG when it starts.
     text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
     if out is None:
         typer.echo(text, nl=False)

@@ -105,6 +105,7 @@ def _trace(path: Path, reference: ReferenceModules, precision: Precision | None)
     from lab.doctor.layers.routers import trace_routes
     from lab.doctor.layers.words import of_trace
 
+    # A trace does not say in which dtype its engines compute: bf16, unless --precision names another.
     trace, wanted = load_trace(path), precision or _of("bf16")
     try:
         found = {side: trace_routes(trace, side, reference, wanted) for side in ("mu", "old")}

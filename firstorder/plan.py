@@ -89,6 +89,8 @@ def plan(
     for name, given in (("--rates", rates), ("--failures", failures)):
         if given is not None and simulate is None:
             raise ConfigError(f"{name}: expected with --simulate HOURS, got {given} without it")
+    if search and simulate is not None:
+        raise ConfigError(f"--simulate: expected without --search, got {simulate:g} with it")
     _, _, run_config = read_config([config, *context.args])
     if search:
         _search(run_config, mean_tokens, longest_tokens, as_json)
@@ -98,7 +100,10 @@ def plan(
         return
     made = make_plan(run_config, mean_tokens, longest_tokens)
     if dry_run and has_megatron():
-        made = replace(made, ranks=dry_run_layout(made))
+        try:
+            made = replace(made, ranks=dry_run_layout(made))
+        except TimeoutError as error:
+            typer.echo(f"the dry run is left out: {error}", err=True)
     elif dry_run:
         typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
@@ -129,6 +134,7 @@ def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | No
             console.print(f"- {reason.count} of {made.num_tried}: {reason}")
         if made.found:
             console.print("The first as options:", style="bold")
+            # Not by rich, which would break the line: it is there to be copied.
             typer.echo(" ".join(made.found[0].options))
     if not made.found:
         raise ConfigError(f"cluster: expected a layout of its GPUs that fits, got none of {made.num_tried} tried")
@@ -177,6 +183,7 @@ def _rates(run: str) -> tuple[Rates, tuple[int, int]]:
     from scaled.plan.measured import measured, rates_of
 
     folder = run_folder(Path(run))
+    # Measured and planned times are compared for the run's own config, whatever CONFIG is.
     _, _, config = read_config([str(folder.path / "config.yaml")])
     try:
         found = measured(folder, config)

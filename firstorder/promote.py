@@ -78,6 +78,7 @@ def _show(before: ScaledRun, after: ScaledRun, mapped: tuple[Mapped, ...], old: 
     styles = {"+": "green", "-": "red", "@": "cyan"}
     former, latter = (to_yaml(config.model_copy(update={"evidence": None})).splitlines() for config in (before, after))
     for line in difflib.unified_diff(former, latter, old, new, lineterm=""):
+        # Text: rich would read the brackets of lists in a config as markup.
         console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
     changed = [m for m in mapped if m.promoted != m.target or m.promoted != m.runs]
     width = max((len(m.field) for m in changed), default=0)

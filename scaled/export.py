@@ -39,6 +39,7 @@ def export(
     source = Path(config.model.path)
     shape = load_shape(source, config.model.shape)
     reader = CheckpointReader(checkpoint.path, shape)
+    # In full: vLLM takes the wrong score for a gate whose fields transformers omits (`in_full`).
     fields = in_full(read_json(source / "config.json"), shape)
     fields["dtype"] = DTYPES[config.training.precision]
     fields.pop("torch_dtype", None)  # its name in older files

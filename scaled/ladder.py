@@ -23,7 +23,7 @@ from lab.markdown import markdown_table
 from lab.records import dated_folder
 from lab.tasks import TextTask
 from lab.traces import Trace
-from scaled.checks import check_config, open_task
+from scaled.checks import check_config, check_prompts, check_vocabulary, installed, open_task
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.divergences import discrepancy_metrics
@@ -118,20 +118,24 @@ def climb(
     a trace of every draw with natural routing is kept there, `<rung>-<draw>.safetensors`. Raises ValueError for an
     unknown rung, and the errors of `scaled.run` for a config that does not fit.
     """
+    unknown = [name for name in rungs if name not in RUNGS]
+    if unknown:
+        raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")
+    installed()
+    shape = check_config(config)
+    task = open_task(config)
+    check_vocabulary(config, task, shape)
+    check_prompts(config, task)
+    # Imported late: they need Ray, for which `installed` has just checked.
     from scaled.cluster.groups import scoring_group
     from scaled.cluster.ray_cluster import cluster
     from scaled.cluster.transfer import Meter
     from scaled.vllm_engine.quantize import choose_kernels
 
-    unknown = [name for name in rungs if name not in RUNGS]
-    if unknown:
-        raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")
-    check_config(config)
     logs = dated_folder(Path(config.output) / "ladder", datetime.now(UTC))
     if traces is not None:
         with disk_errors(traces, "make folder"):
             traces.mkdir(parents=True, exist_ok=True)
-    task = open_task(config)
     with cluster(config, logs) as places:
         trainer = scoring_group(config, places, Meter())  # one trainer, so that rungs differ in the engine alone
         for name in rungs:
@@ -149,6 +153,7 @@ def climb(
                     rewards_B = torch.tensor(
                         [task.reward(r.prompt, r) for r in rollouts.responses], dtype=torch.float32
                     )
+                    # Not the replayed scores: doctor looks for the gap that replay takes away.
                     trace = Trace.of(rollouts, natural, rewards_B, number, decode=task.tokenizer.decode)
                     trace.save(traces / f"{name.replace(', ', '-').replace(' ', '-')}-{number}.safetensors")
             yield Rung(name, kernels, tuple(draws))
@@ -163,6 +168,7 @@ def _draw(rollouts: Rollouts, natural: TokenScores, replayed: TokenScores | None
         by_layer = router_disagreement_by_layer(rollouts.experts, natural.natural)
     return ScoredDraw(
         num_tokens=sum(int(r.is_response.sum()) for r in rollouts.responses),
+        # As under mode none, whatever the config replays: `natural` is a pass with the trainer's own routes.
         metrics=old_pass_metrics(rollouts, natural, PASSES["none"]),
         replayed_kl=replayed_kl,
         differing_routers=by_layer,
@@ -193,6 +199,7 @@ def _scored(
             replayed = None if routes is None else trainer.score(rollouts, RoutingPlan("replay", record=routes))
             yield rollouts, natural, replayed
     finally:
+        # The next rung's engine needs this one's place in the cluster.
         engine.close()
 
 

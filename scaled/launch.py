@@ -46,6 +46,15 @@ class Options:
                 raise ConfigError(f"--{name}: expected a value of the form {pattern.pattern}, got {value!r}")
 
 
+def _yaml(text: str) -> str:
+    """The text as a double-quoted string of YAML, in ASCII."""
+    # Not JSON's escapes, which write a character beyond U+FFFF as two halves: PyYAML does not join them.
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(
+        c if " " <= c <= "~" else f"\\u{ord(c):04x}" if c <= "\uffff" else f"\\U{ord(c):08x}" for c in quoted
+    )
+
+
 def script(
     config: ScaledRun, path: str, overrides: Sequence[str], kind: Literal["slurm", "ray"], options: Options
 ) -> str:  # fmt: skip
@@ -66,10 +75,11 @@ def script(
         autoescape=False,
         comment_start_string="{##",  # bash counts an array by ${#name[@]}
     )
-    environment.filters |= {"quote": shlex.quote, "json": json.dumps}
+    environment.filters |= {"quote": shlex.quote, "yaml": _yaml}
     cluster = config.cluster
     # A file name may start with a dash; `./` keeps it from being read as an option.
     path = f"./{path}" if path.startswith("-") else path
+    # After the overrides, of which the last one wins: the run joins the Ray that the script starts.
     address = ["--cluster.address", "auto"]
     train = ["firstorder", "train", path, *overrides, *address, "--progress", "lines"]
     template = environment.get_template("slurm.sh.jinja" if kind == "slurm" else "ray_job.sh.jinja")

@@ -61,6 +61,7 @@ def promote(
         raise ConfigError("--allow-unstable: expected a reason, got an empty text")
     if not runs:
         raise ConfigError("expected at least 1 run, got none")
+    # The result then does not depend on the order in which the runs were named.
     runs = sorted(runs, key=lambda run: run.config.seed)
     require_same_config(runs)
     require_own_records(runs)
@@ -91,6 +92,7 @@ def promoted_algorithm(
         block[last] = value
         mine, theirs = value_of(runs, rule.field), value_of(target, rule.field)
         mapped.append(Mapped(rule.field, rule.action, mine, theirs, value, source))
+    # Only now: halfway through, N may not divide the batch.
     return validate(AlgorithmConfig, raw, "the promoted algorithm"), tuple(mapped)
 
 
@@ -100,6 +102,7 @@ def _table_model(model: ModelBlock) -> str | None:
     if model.shape is not None:
         return model.shape if model.shape in LEARNING_RATES else None
     # Compared by shape, because a folder may have any name.
+    # SHAPES itself has no config.json, so `load_shape` goes by the name.
     named = (name for name in LEARNING_RATES if load_shape(SHAPES, name) == shape)
     return next(named, None)
 

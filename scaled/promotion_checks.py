@@ -18,6 +18,8 @@ from lab.config.run import RunConfig
 from lab.levels import series
 from lab.records import RunFolder
 from lab.strict import ConfigError
+from lab.tasks.jsonl import split
+from lab.tasks.problems import ProblemsConfig
 from lab.traces import Trace
 from lab.verdict import Verdict
 from scaled.promotion_runs import TrialRun
@@ -49,6 +51,7 @@ def require_same_config(runs: Sequence[TrialRun]) -> None:
 
 def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     """The fields in which two configs differ, in their order: dotted name and both values."""
+    # NOT_HASHED changes no number, so that runs may differ in their folders and threads.
     apart = ("seed", *NOT_HASHED)
     left, right = (
         dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
@@ -101,6 +104,7 @@ def _contents(path: Path, what: str) -> dict[str, Any]:
     if what == "checkpoints":
         states = sorted((path / what).glob("step-*/state.json"))
         return {str(s.relative_to(path)): json.loads(s.read_bytes())["tensors_sha256"] for s in states}
+    # Lists, because == of tensors gives no bool.
     # NaN as 0: NaN equals nothing, and would hide a copy.
     traces = ((p, Trace.load(p)) for p in RunFolder(path).traces())
     return {str(p.relative_to(path)): (t.tokens.tolist(), torch.nan_to_num(t.logp_mu).tolist()) for p, t in traces}
@@ -166,8 +170,17 @@ def accuracy(run: TrialRun) -> Accuracy | None:
     if len(values) < 2:
         return None
     block = run.config.evaluation
-    num_prompts = min(block.max_prompts, getattr(run.config.task, "num_held_out", block.max_prompts))
-    return Accuracy(values[0], values[-1], block.num_samples * num_prompts)
+    return Accuracy(values[0], values[-1], block.num_samples * min(block.max_prompts, _num_held_out(run.config)))
+
+
+def _num_held_out(config: RunConfig) -> int:
+    """The number of held-out problems of the task, or max_prompts where neither it nor a file at hand says it."""
+    task = config.task
+    if isinstance(task, ProblemsConfig):
+        # A promotion may be on another machine than its runs: their files need not be here.
+        is_here = all(Path(name).exists() for name in (task.path, task.held_out_path) if name is not None)
+        return len(split(task)[1]) if is_here else config.evaluation.max_prompts
+    return getattr(task, "num_held_out", config.evaluation.max_prompts)
 
 
 def require_kept_accuracy(runs: Sequence[TrialRun]) -> None:

@@ -45,6 +45,7 @@ def check_traces(folder: RunFolder, config: RunConfig, metrics: Sequence[dict[st
     due = [n for n in rows if n > 0 and (n % config.traces.every == 0 or n == config.num_steps)]
     traces = {int(path.stem.removeprefix("step-")): path for path in folder.traces()}
     for number in due:
+        # A step that is not finite ends the run before its trace is written (`lab.recording`).
         if number not in traces and "non_finite" not in rows[number]:
             raise ConfigError(f"{folder.path}: rollouts: expected a trace of step {number}, got none: {EDITED}")
     for number, path in traces.items():

@@ -138,6 +138,7 @@ def _multiplier(move: Move) -> Computed:
     own = target.predictor.learning_rate_multiplier
     if not PASSES[runs.mode].trains_predictor:
         return own, f"the target's: {runs.mode} trains no predictor"
+    # Before the tables: a target of this mode and N has a multiplier that was chosen for both.
     if runs.mode == target.mode and move.same_n:
         return own, f"the target's, which has the same mode and N = {move.runs.batch.num_minibatches}"
     if move.model is not None:
@@ -170,6 +171,7 @@ def _oversampling(move: Move) -> Computed:
 
 
 def _with_verls_bounds(part: str, move: Move) -> Computed:
+    # Of the built objective: a preset brings a correction where the block has null.
     verl = getattr(move.runs.objective.build(), part).verl
     return value_of(move.runs, f"objective.{part}"), f"{_SAME}; in verl: {verl}" if verl else _SAME
 

@@ -47,6 +47,7 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> TrialRun:
     config = load(folder.path / "config.yaml", [], schemas)
     if config.backend != "sandbox":
         raise ConfigError(f"{path}: backend: expected runs of the sandbox, got {config.backend}")
+    # Resolved, as a link to the folder has a name without the hash.
     found = re.fullmatch(r"(\d{8}T\d{6}Z)-(\w+)", folder.path.resolve().name)
     if found is None:
         raise ConfigError(f"{path}: expected a run folder <UTC time>-<config hash>, got {folder.path.resolve().name}")
@@ -60,8 +61,10 @@ def read_run(path: Path, schemas: Mapping[str, type[RunConfig]]) -> TrialRun:
         raise ConfigError(
             f"{path}: manifest.json: expected the config's seed {config.seed}, got {manifest.get('seed')}: {EDITED}"
         )
+    # Hashes are written at the end of a run (`lab.ending`). `_verdict` refuses one that has not ended.
     is_sealed = folder.is_finished and check_hashes(folder)
     verdict = _verdict(folder, config)
+    # A run that ends non-finite has no checkpoint of its last step.
     if not any(reason.rule == "non_finite" for reason in verdict.reasons):
         check_checkpoint(folder, config)
     return TrialRun(

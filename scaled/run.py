@@ -44,6 +44,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
         found = manifest(seed=config.seed)
         found["versions"] |= versions
         with cluster(config, folder.path) as places:
+            # Only the cluster knows whether engines get GPUs: this process may have none.
             kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
             found |= {"layout": _layout(config), "engine_kernels": kernels}
             folder.write_manifest(found | {"planned_bytes": metric_payloads(config, shape)})
@@ -52,6 +53,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
                 session.train(progress)
             finally:
                 session.close()
+        # After the cluster has ended, so that no GPU is held while the page is written.
         finish(config, folder)
     return folder
 

@@ -181,7 +181,7 @@ class StoredRecord(RoutingRecord):
     def _spliced(self, stretches_B: Sequence[Sequence[tuple[RoutingRecord, int, int]]]) -> RoutingRecord:
         asked: dict[int, list[tuple[int, int, int, int]]] = {}
         records: dict[int, StoredRecord] = {}
-        rows: dict[int, list[int]] = {}
+        lengths: dict[int, list[int]] = {}
         num_rows_B = []
         for b, stretches in enumerate(stretches_B):
             at = 0
@@ -189,9 +189,9 @@ class StoredRecord(RoutingRecord):
                 # By identity: turns of many responses lie in the same few records, each of which is taken from once.
                 assert isinstance(record, StoredRecord), "all turns are of the same engines"
                 if id(record) not in records:
-                    records[id(record)], rows[id(record)] = record, record.num_rows_B
+                    records[id(record)], lengths[id(record)] = record, record.num_rows_B
                 asked.setdefault(id(record), []).append((i, start, b, at))
-                at += rows[id(record)][i] - start
+                at += lengths[id(record)][i] - start
             num_rows_B.append(at)
         sources: list[RouteSource] = []
         parts = []

@@ -119,9 +119,9 @@ def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
 
 def _expert_fields(shape: ModelShape, training: TrainingBlock) -> dict[str, Any]:
     return {
-        "num_moe_experts": shape.num_experts,
+        "num_moe_experts": shape.num_experts or None,  # Megatron refuses 0
         "moe_router_topk": shape.experts_per_token,
-        "moe_ffn_hidden_size": shape.expert_size,
+        "moe_ffn_hidden_size": shape.expert_size if shape.num_experts else None,
         "moe_shared_expert_intermediate_size": shape.shared_expert_size or None,
         "moe_layer_freq": [int(n not in shape.dense_layers) for n in range(shape.num_layers)],
         "moe_token_dispatcher_type": training.token_dispatcher,

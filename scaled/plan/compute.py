@@ -85,11 +85,13 @@ def decode_step_seconds(
     whole = payloads.weight_bytes(shape, precision.weights, b)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
     # A step reads every dense weight, but of the experts only those that some token of the batch chose.
-    touched = flops.experts_touched(shape, num_seqs) / shape.num_experts
+    touched = flops.experts_touched(shape, num_seqs) / max(1, shape.num_experts)
     weights = whole * (1 - expert_share + expert_share * touched) / tp
+    # Not over TP: `sequence_kv_bytes` is of one GPU, and latents or repeated heads are not split.
     kv = num_seqs * context * engine_memory.sequence_kv_bytes(config, shape) / rollout.max_model_len
     num_flops = num_seqs * (flops.matrix_flops(shape) + flops.attention_flops(shape, context)) / tp
     by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
+    # int8 and fp32 count at the bf16 rate, as `Gpu` has rates of bf16 and fp8 alone.
     rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
     return max(by_bytes, num_flops / rate) + STEP_OVERHEAD
 
@@ -101,6 +103,8 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     longest response is decoded token by token, so there are at least max_tokens steps (fewer where over-sampling does
     not wait for it).
     """
+    # `sampled` is the work, `responses` the width of the batch: over-sampling decodes more at a time than its share of
+    # the trained responses.
     load, rollout = in_progress.rollout_load(config, mean_tokens), config.rollout
     share = load.sampled / rollout.num_engines
     together = min(load.responses / rollout.num_engines, rollout.max_num_seqs)
@@ -135,12 +139,10 @@ def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 
     """
     dense = experts = 0
     for number in parameters.stage_layers(shape, training, stage):
-        dense += shape.num_attention_parameters
-        if number in shape.dense_layers:
-            dense += 3 * shape.hidden_size * shape.dense_size
-        else:
-            dense += shape.num_shared_parameters
+        dense += payloads.quantised_dense_parameters(shape, number)
+        if number not in shape.dense_layers:
             experts += shape.num_experts * shape.num_expert_parameters
+    # EP times the replicas of an expert. No TP or ETP: the first rank of such a group works for all of it.
     groups = training.num_ranks // training.pipeline_parallel // training.expert_tensor_parallel
     return -(-dense // training.num_replicas) + -(-experts // groups)
 
@@ -162,6 +164,7 @@ def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
 
 def turn_seconds(config: ScaledRun, shape: ModelShape) -> float:
     """Seconds in which the busiest rank's optimizer states leave its GPU for the engine's turn and come back."""
+    # Gradients take no time: they are freed and allocated again, not copied.
     if not config.takes_turns or "optimizer" not in (config.training.offload or ()):
         return 0.0
     largest = parameters.most_optimizer_bytes(shape, config.training)
@@ -213,6 +216,7 @@ def step_compute(
     push_s, turn_s = push_seconds(config, shape), turn_seconds(config, shape)
     step_s = together_seconds(config, rollout_s, training_s) + push_s + turn_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
+    # `tokens` are those trained on; the rollout's FLOPs count dropped responses, too.
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
         made.num_micro, in_progress.rollout_load(config, S).sampled * flops.forward_flops(shape, S), made.score_flops,

@@ -38,14 +38,15 @@ class Rates:
 class Day:
     """The simulated hours: steps that count, and the seconds of each of their stages.
 
-    idle_s: seconds that an engine waits for the others in a rollout, a mean over engines. lost_s: work since the last
-    checkpoint that a dead rank took with it; down_s: restarts of ranks. The stages, both and a step that was under
-    way at the end add up to the hours.
+    sampled_s: seconds of the rollouts, those beside training too. idle_s: the part of them in which an engine waits for
+    the others, a mean over engines. lost_s: work since the last checkpoint that a dead rank took with it; down_s:
+    restarts of ranks. The stages, both and a step that was under way at the end add up to the hours.
     """
 
     hours: float
     num_steps: int = 0
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    sampled_s: float = 0.0
     idle_s: float = 0.0
     lost_s: float = 0.0
     down_s: float = 0.0
@@ -58,6 +59,7 @@ class Day:
         return 3600 * self.hours / self.num_steps if self.num_steps else math.inf
 
 
+# In the order of the columns of `what_if.table`, which takes the values by position.
 STAGES = ("rollout", "training", "push", "checkpoint")
 """Where sampling runs ahead, `rollout` is the time that training waits for it."""
 

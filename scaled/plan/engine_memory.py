@@ -19,10 +19,12 @@ def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     b, tp = ELEMENT_BYTES[rollout.precision.compute], rollout.tensor_parallel
     weights = payloads.weight_bytes(shape, rollout.precision.weights, b)
     layer = max(attention_activations(shape, b) + mlp_activations(shape, n, b) for n in range(shape.num_layers))
+    # Whole on every GPU, an upper bound: TP splits heads and widths, but not a layer's inputs.
     workspace = rollout.max_num_batched_tokens * layer + 8 * rollout.max_num_seqs * shape.vocab_size
     kv = sequence_kv_bytes(config, shape)
     parts = {
         "weights": weights // tp,
+        # TP is in `kv` already, which counts the heads that one GPU has.
         f"KV of {rollout.max_num_seqs} x {rollout.max_model_len} tokens": rollout.max_num_seqs * kv,
         "workspace": workspace,
         "context and buffers": CONTEXT,

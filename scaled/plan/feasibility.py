@@ -33,12 +33,6 @@ def check_divides(config: ScaledRun, shape: ModelShape) -> None:
         check_layout(shape, training)
     except ValueError as error:
         raise ConfigError(f"{error}{_sizes_that_divide(config, shape, str(error))}") from None
-    microbatches = memory.num_microbatches(config)
-    if training.virtual_pipeline > 1 and microbatches % training.pipeline_parallel:
-        raise ConfigError(
-            f"training.virtual_pipeline: expected micro-batches of an update in multiples of pipeline_parallel = "
-            f"{training.pipeline_parallel} (interleaved 1F1B), got {microbatches}; virtual_pipeline 1 takes any number"
-        )
     if shape.num_heads % rollout.tensor_parallel:
         raise ConfigError(
             f"rollout.tensor_parallel: expected a divisor of {shape.num_heads} attention heads, got "
@@ -50,12 +44,14 @@ def check_divides(config: ScaledRun, shape: ModelShape) -> None:
 
 def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> str:
     """The sizes up to 64 of the field in the message that divide the model, as a clause."""
+    # The message may name a product (pipeline_parallel x virtual_pipeline): its first factor is varied.
     field = message.split(":")[0].split(" ")[0].removeprefix("training.")
     if field not in type(config.training).model_fields:
         return ""
     fits = []
     for size in range(1, 65):
         try:
+            # model_copy does not validate: the model's divisors are asked for here, whatever num_ranks is.
             check_layout(shape, config.training.model_copy(update={field: size}))
             fits.append(str(size))
         except ValueError:
@@ -202,6 +198,7 @@ def _ways(
         field = change.split(" ")[0]
         if len(found) == MAX_WAYS:
             break
+        # The budget is the changed config's, too: a smaller share for vLLM changes the limit, not the need.
         if field not in found and (need := memory_of(config, shape).total) <= budget(config, gpu):
             found[field] = f"{change} ({need / GIB:.1f} GiB)"
     return list(found.values())
@@ -210,6 +207,7 @@ def _ways(
 def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
     """Configs that differ in one field and leave a rank more room or need less of it, the cheapest change first."""
     training = config.training
+    # Engines that sleep during an update leave it the GPU whatever their share is.
     if config.cluster.placement == "colocated" and not config.takes_turns:
         yield from _smaller_shares(config, shape, gpu)
     order = ("none", "selective", "full")
@@ -220,6 +218,7 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         for value in _divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
             yield from _changed(config, shape, training={"micro_batch_size": value})
     elif budget > least:
+        # No smaller value is valid: the longest response must fit a micro-batch (`ScaledRun._batch_divides`).
         yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
     for field in ("expert_parallel", "tensor_parallel", "context_parallel", "pipeline_parallel"):
         for factor in (2, 4, 8, 16):
@@ -232,6 +231,7 @@ def resident_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
     """Configs that differ in one field and keep less on a GPU, or leave more of it, while engines are awake."""
     yield from _smaller_shares(config, shape, gpu)
     for offload in (("gradients",), ("optimizer",), ("gradients", "optimizer")):
+        # Strict supersets: a change must not bring back what the config offloads already.
         if set(offload) > set(config.training.offload or ()):
             yield from _changed(config, shape, training={"offload": offload})
     yield from training_changes(config, shape, gpu)

@@ -13,6 +13,7 @@ from scaled.config import TrainingBlock
 from scaled.plan import payloads
 
 
+# Cached: `passes` asks for every micro-batch, and a shape counts its weights from the table anew each time.
 @functools.cache
 def matrix_flops(shape: ModelShape) -> int:
     """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
@@ -20,6 +21,7 @@ def matrix_flops(shape: ModelShape) -> int:
     if latent is not None:
         attention_norms = latent.key_value_rank + (latent.query_rank or 0)
     else:
+        # Under `head` all query heads share one norm of d weights, and all key heads another.
         attention_norms = {"head": 2 * d, "projection": (shape.num_heads + shape.num_kv_heads) * d, "none": 0}[
             shape.qk_norm
         ]
@@ -49,6 +51,7 @@ def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
     """
     if training.recompute == "full":
         return 4.0
+    # For all S tokens, as `matrix_flops` counts the head: an upper bound, since prompts need no logits.
     again = 2 * shape.vocab_size * shape.hidden_size
     if training.recompute == "selective":
         again += payloads.expert_flops_per_token(shape)
@@ -56,6 +59,6 @@ def update_factor(shape: ModelShape, training: TrainingBlock, S: int) -> float:
 
 
 def experts_touched(shape: ModelShape, num_tokens: int | float) -> float:
-    """Experts of a layer that `num_tokens` tokens reach when choices are even: E (1 - (1 - K / E)^n)."""
+    """Experts of a layer that `num_tokens` tokens reach when choices are even: E (1 - (1 - K / E)^n); 0 without any."""
     E, K = shape.num_experts, shape.experts_per_token
-    return E * (1 - (1 - K / E) ** num_tokens)
+    return 0.0 if E == 0 else E * (1 - (1 - K / E) ** num_tokens)

@@ -45,7 +45,8 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         passes = 1 if algorithm.passes.trains_predictor else 2
         rows = passes * responses * algorithm.num_feature_rows(responses)
         parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // machines)
-    if algorithm.mode != "none":
+    if shape.moe_layers:
+        # In every mode: engines and ranks record without being asked, and metrics compare the records.
         parts["routing records"] = stored_routes(config, shape)
     if algorithm.passes.trains_predictor:
         b = ELEMENT_BYTES[config.training.precision]
@@ -59,6 +60,8 @@ def host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     if config.schedule.steps_off > 1:
         precision = config.rollout.precision
         version = payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
+        # Without the version that engines hold: every run keeps it in the store for an engine's replacement.
+        # It is not counted.
         waiting = (config.schedule.steps_off - 1) * version
         parts["weights that wait for engines"] = -(-waiting // machines)
     num_top, tokens = algorithm.objective.num_top, responses * algorithm.max_tokens

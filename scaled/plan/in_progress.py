@@ -60,9 +60,12 @@ def rollout_load(config: ScaledRun, mean_tokens: int) -> Load:
     (cut,) = quantiles(np.array([(P / E) ** (1 / G)]), mean_tokens, longest)
     u = (np.arange(POINTS) + 0.5) / POINTS
     if over.unfinished == "drop":
+        # Responses are cut off where the call ends; those of complete groups have ended by then.
         sampled = np.minimum(quantiles(u, mean_tokens, longest), cut).mean() / mean_tokens
+        # At least P, as `summary` gives what is sampled beyond the trained responses as a share of dropped tokens.
         return Load(E * G, max(P, E * sampled) * G, min(T, cut))
     of_group = np.mean(quantiles(u ** (1 / G), mean_tokens, longest))
+    # E falls to extra_prompts in a call: extra_prompts + P / 2 are in progress on average.
     steady = round(of_group * P / (over.extra_prompts + P / 2))
     return Load(E * G, P * G, min(T, cut, steady))
 

@@ -23,6 +23,8 @@ from scaled.megatron_engine.parallel import check_layout
 from theory.routing.gates import Gate
 
 LIMIT_S = 300
+"""Seconds after which a dry run is ended."""
+
 # Bytes per parameter: weights, gradients (always fp32), optimiser states (Adam's two moments and, in bf16, the master).
 BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 
@@ -61,7 +63,7 @@ def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
     """The parameters of the first rank of each pipeline stage, as Megatron-core builds it.
 
     Raises ValueError, naming the field to change, for a layout that does not divide the model; RuntimeError with the
-    end of Megatron's own message where it refuses something else.
+    end of Megatron's own message where it refuses something else; TimeoutError where it takes longer than LIMIT_S.
     """
     check_layout(shape, training)
     per_stage = training.num_ranks // training.pipeline_parallel
@@ -73,14 +75,18 @@ def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
         )
         # The process imports what this one would, wherever it was started.
         paths = os.pathsep.join(path for path in sys.path if path)
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "scaled.plan.layout", str(request), str(answer)],
-            # No GPU: a machine that has one would otherwise build Transformer Engine's modules on it.
-            env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        try:
+            done = subprocess.run(
+                # Without warnings, the last line of stderr is the error's own text (`summary.dry_run_layout`).
+                [sys.executable, "-W", "ignore", "-m", "scaled.plan.layout", str(request), str(answer)],
+                # No GPU: a machine that has one would otherwise build Transformer Engine's modules on it.
+                env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it took longer than {LIMIT_S:g} s") from None
         if done.returncode:
             raise RuntimeError(f"training: the dry run failed: {done.stderr.strip()[-2000:]}")
         plans = json.loads(answer.read_text(encoding="utf-8"))
@@ -89,6 +95,7 @@ def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
 
 def _shape(fields: dict[str, Any]) -> ModelShape:
     latent = fields["latent_attention"]
+    # JSON turned tuples into lists, and dataclasses into mappings.
     return ModelShape(
         **{
             **fields,
@@ -108,11 +115,13 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
     from scaled.megatron_engine.model import build_model
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=training.num_ranks)
+    # Gloo groups need a store that keeps values; the fake one keeps none.
     parallel.make_groups(training, create_gloo_process_groups=False)
     chunks = build_model(shape, training, device="meta")
     layout = parallel.layout(training, shape.num_layers)
     experts = dense = replicated = 0
     for name, parameter in (named for chunk in chunks for named in chunk.named_parameters()):
+        # Not shared experts, which are `.mlp.shared_experts.`: TP splits them, as other dense weights.
         if ".mlp.experts." in name:
             experts += parameter.numel()
         else:

@@ -45,6 +45,7 @@ def measured(folder: RunFolder, config: ScaledRun) -> Measured:
     """The stages of a run of that config; ValueError where it recorded no step's time or left no trace, whose lengths
     are needed.
     """
+    # Row 0, measured before the first step, has no time.
     rows = [row for row in folder.metrics() if row.get("timing_s/step") is not None]
     lengths = [n for path in folder.traces() for n in Trace.load(path).offsets.diff().tolist()]
     if not rows or not lengths:
@@ -73,6 +74,7 @@ def _saves(rows: Sequence[Mapping[str, Any]], every: int) -> list[float]:
     """Seconds that each save took the run: recorded with the step after it and, where writing continued, later ones."""
     found: dict[int, float] = {}
     for row in rows:
+        # The save after step n is in row n + 1 (`Session.between`); that of the last step is in no row.
         number = (row["step"] - 1) // every
         if number > 0:  # older runs recorded some microseconds without a save, too
             found[number] = found.get(number, 0.0) + (row.get("timing_s/save_checkpoint") or 0.0)
@@ -85,6 +87,7 @@ def simulated(
     """Seconds of each of PARTS in a run of `config.num_steps` whose sequences have that mean and longest length."""
     day = play_steps(config, shape, gpu, config.num_steps, *tokens, CERTAIN, seed, rates)
     found = {part: day.stages[part] / day.num_steps for part in ("rollout", "training", "push")}
+    # Before the checkpoint joins: a recorded timing_s/step has no save in it either.
     found["step"] = sum(found.values())
     # Rounded up: the last step makes a checkpoint, too.
     num_saves = -(-day.num_steps // config.checkpoint.every)
@@ -99,6 +102,7 @@ def rates_of(config: ScaledRun, shape: ModelShape, gpu: Gpu, found: Measured) ->
     """
     if config.schedule.steps_off > 0:
         raise ValueError(f"schedule.steps_off: expected 0 of a run to take rates from, got {config.schedule.steps_off}")
+    # Simulated, as a recorded rollout too waits for the longest of its lengths.
     plain = simulated(config, shape, gpu, found.tokens, Rates())
     return Rates(**{stage: found.median[stage] / plain[stage] for stage in STAGES if stage in found.median})
 

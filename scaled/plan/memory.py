@@ -46,6 +46,7 @@ def attention_activations(shape: ModelShape, b: int) -> int:
     if latent is None:
         heads = 2 * (H + shape.num_kv_heads) + shape.num_kv_heads + H
         return b * (2 * shape.hidden_size + heads * shape.head_dim) + 4 * H
+    # MLA expands latents into as many keys and values as there are query heads.
     width = latent.no_position_dim + latent.position_dim
     latents = 2 * (latent.key_value_rank + (latent.query_rank or 0)) + latent.position_dim
     return b * (2 * shape.hidden_size + latents + H * (4 * width + 2 * latent.value_dim)) + 4 * H
@@ -118,6 +119,7 @@ def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: 
     for number in stage_layers(shape, training, stage):
         extra = 0 if number in shape.dense_layers else gathered
         layer_kept, layer_working = kept_activations(shape, number, training)
+        # Gathered slots go with the experts: kept with them, or gathered again when they are recomputed.
         kept += layer_kept + (extra if layer_working == 0 else 0)
         working = max(working, layer_working + (extra if layer_working else 0))
     # In flight are chunks, each with 1 / VPP of the stage's layers.
@@ -141,6 +143,7 @@ def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int, S: int) -> i
     c, is_rounded = min(n, training.logit_chunk), b < 4
     forward = 8 * c * W
     making = (4 + b * is_rounded) * c * W  # logits in b bytes and fp32; later their gradient in both
+    # One chunk's product is the head's gradient itself. Several are summed in fp32, with the rounded copy at the end.
     if n == c:
         backward = max(making, b * c * W + b * W * D)
     else:
@@ -166,12 +169,21 @@ def replay_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int)
     return 8 * rank_tokens(training, S) // training.tensor_parallel * layers * shape.experts_per_token
 
 
-def num_microbatches(config: ScaledRun) -> int:
-    """Micro-batches of one update on a data-parallel rank; under a token budget the most possible, one per response."""
+def num_full_microbatches(config: ScaledRun) -> int:
+    """Micro-batches with responses of one update on a data-parallel rank; under a token budget one per response, the
+    most possible."""
     batch, training = config.algorithm.batch, config.training
     responses = batch.num_prompts // batch.num_minibatches * batch.num_responses
     size = training.micro_batch_size if training.max_tokens_per_micro_batch is None else 1
-    return max(1, responses // (training.data_parallel * size))
+    # As `micro_batches.arrange` rounds, which would take all of a search's time.
+    return -(-responses // (training.data_parallel * size))
+
+
+def num_microbatches(config: ScaledRun) -> int:
+    """The same with the empty ones that interleaved 1F1B adds: it takes micro-batches in multiples of PP."""
+    training = config.training
+    group = training.pipeline_parallel if training.virtual_pipeline > 1 else 1
+    return -(-num_full_microbatches(config) // group) * group
 
 
 def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
@@ -180,7 +192,8 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
     parameters, S = rank_parameters(shape, training, stage), config.rollout.max_model_len
     b = ELEMENT_BYTES[training.precision]
     moe = sum(number not in shape.dense_layers for number in stage_layers(shape, training, stage))
-    share = moe / len(shape.moe_layers)
+    # Every rank of a stage has the whole W_p of its layers (`megatron_engine.predictor`): neither TP nor DP divides it.
+    share = moe / max(1, len(shape.moe_layers))
     parts = {
         "weights": b * parameters.total,
         "gradients, fp32": 4 * parameters.total,
@@ -194,10 +207,12 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
     if algorithm.objective.kl_coefficient > 0:
         parts["reference weights"] = b * parameters.total
     if algorithm.mode != "none":
+        # A micro-batch needs its record until its backward, where recomputation routes again (`ReplayContext`).
         in_flight = chunks_in_flight(training, stage, num_microbatches(config)) / training.virtual_pipeline
         parts["replayed experts, int64"] = round(replay_bytes(shape, training, stage, S) * in_flight)
     if algorithm.passes.trains_predictor:
         cached = payloads.feature_bytes(shape, cached_rows(config), 1, b)
+        # 16 bytes: W_p, its gradient and AdamW's two moments, all in fp32.
         parts["predictor and its optimizer"] = round(16 * payloads.predictor_parameters(shape) * share)
         parts["features of a micro-batch"] = round(cached * share)
     parts["context and buffers"] = CONTEXT
@@ -224,6 +239,7 @@ def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     `training.offload` moves gradients and optimizer states off the GPU.
     """
     gone = {"gradients": "gradients, fp32", "optimizer": "optimizer states"}
+    # By their names in `training_memory`: a part that is named neither here nor in `gone` counts as kept.
     working = {"activations", "logits", "replayed experts, int64", "features of a micro-batch"}
     working.add("mu's likeliest tokens of a micro-batch")
     left_out = working | {gone[name] for name in config.training.offload or ()}

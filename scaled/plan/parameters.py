@@ -59,6 +59,7 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
     tp, last = training.tensor_parallel, training.pipeline_parallel - 1
     dense = experts = 0
     for number in stage_layers(shape, training, stage):
+        # All divisions below are exact (`check_layout`): `summary.dry_run_layout` asks for Megatron's very number.
         whole = replicated_attention_parameters(shape) + 2 * shape.hidden_size
         split = shape.num_attention_parameters - replicated_attention_parameters(shape)
         if number in shape.dense_layers:
@@ -69,7 +70,9 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
             shares = training.expert_parallel * training.expert_tensor_parallel
             experts += shape.num_experts * shape.num_expert_parameters // shares
         dense += whole + split // tp
+    # Rounded up: rows pad the vocabulary to a multiple of TP.
     table = -(-shape.vocab_size // tp) * shape.hidden_size
+    # An untied head is a second table, on a single stage as well; a tied one is the same tensor there.
     has_table = int(stage == 0) + int(stage == last and not (shape.tied_head and last == 0))
     return RankParameters(dense + has_table * table + (shape.hidden_size if stage == last else 0), experts)
 

@@ -55,11 +55,13 @@ def lengths(num: int, mean: int, longest: int) -> list[int]:
 def quantiles(u: Float[np.ndarray, " num"], mean: int, longest: int) -> list[int]:
     """The law's lengths at the probabilities u in [0, 1]: with uniform u, lengths drawn from it. At least 2 tokens."""
     share = mean / longest
+    # At rate a the mean is about 1 / |a| from an end of [0, 1]: shares beyond leave the bracket of `_rate`.
     if share >= 1 - 1 / STEEPEST:
         return [longest] * len(u)
     rate = _rate(max(share, 1 / STEEPEST))
     # The inverse of the law's distribution function; expm1 and log1p keep its digits at small rates.
     x = u if rate == 0 else -np.log1p(u * math.expm1(-rate)) / rate
+    # A response of one token has no row, and `_forward` would divide by a width of 0.
     return np.clip(np.rint(x * longest), 2, longest).astype(int).tolist()
 
 
@@ -85,6 +87,7 @@ def passes_of(
 ) -> Passes:
     """The passes of a global step over sequences of these lengths: those of the old pass, and of each mini-batch."""
     training = config.training
+    # Rows, not tokens: the last token of a sequence is only ever a target.
     scores = arrange([n - 1 for n in scored], training)
     updates = [arrange([n - 1 for n in one], training) for one in minibatches]
     algorithm = config.algorithm.build()
@@ -108,6 +111,7 @@ def _positions(slots: list[Slot]) -> int:
 
 
 def _forward(shape: ModelShape, slot: Slot) -> float:
+    # Padding costs what tokens cost: every response counts as a sequence of the padded width.
     return slot.num_positions // slot.width * flops.forward_flops(shape, slot.width)
 
 
@@ -117,6 +121,7 @@ def training_seconds(training: TrainingBlock, gpu: Gpu, num_flops: float, num_mi
     The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2).
     """
     pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    # For all passes that of an update: an upper bound, as with N > 1 the old pass has more micro-batches.
     bubble = 1 + (pp - 1) / (num_micro * vpp)
     peak = gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2
     return bubble * num_flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)

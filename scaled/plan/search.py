@@ -1,8 +1,9 @@
 """Layouts for the GPUs of a config: those that fit, the quickest first, and why the others do not.
 
-The search covers placement, ranks and engines, TP, PP and EP, recomputation, offloading, and the engines' TP, sequences
-and share of a colocated GPU. The algorithm, the lengths and the precision are fixed. Times are those of `compute`,
-which has one rate for all layouts. Ties go to less TP, then less PP, then less EP, whose communication is not counted.
+The search covers placement, ranks and engines, TP, CP, PP and EP, recomputation, offloading, and the engines' TP,
+sequences and share of a colocated GPU. The algorithm, the lengths and the precision are fixed. Times are those of
+`compute`, which has one rate for all layouts. Ties go to less TP, then less CP, PP and EP, whose communication is not
+counted.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def search(
         for one in _layouts(config, placement, ranks, tally):
             try:
                 feasibility.check_divides(one, shape)
+                # Any engines serve: those of one split all take the same number of GPUs.
                 feasibility.check_places(_with(one, engines[0].rollout) if engines else one)
             except ConfigError as error:
                 tally.add(f"does not divide: {str(error).split(':')[0]}")
@@ -129,6 +131,7 @@ def search(
 def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
     """(placement, ranks, GPUs of engines): all GPUs for both in turn, or a quarter to three quarters for ranks."""
     all_gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
+    # A run refuses colocated engines that sample ahead (`checks.check_config`).
     if config.schedule.steps_off == 0:
         yield "colocated", all_gpus, all_gpus
     for quarters in (1, 2, 3):
@@ -146,6 +149,7 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
     ):
         if tp * cp > config.cluster.gpus_per_node:
             continue
+        # Not tallied: the config itself refuses it (`_states_are_apart`), so it is no layout that misses.
         if offload is not None and config.training.precision != "bf16":
             continue
         raw["training"] |= {
@@ -156,6 +160,7 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
         try:
             yield ScaledRun.model_validate(raw)
         except pydantic.ValidationError as error:
+            # A block's own validator names the bare field, the run's validators name block and field.
             said = error.errors()[0]["msg"].removeprefix("Value error, ").split(":")[0]
             tally.add(f"does not divide: {said if '.' in said else 'training.' + said}")
 
@@ -173,6 +178,7 @@ def _engines(
         need = partial(_rollout_need, config, shape, fields)
         # The need is linear in the sequences: two values of it give the largest number that fits.
         room, each = gpu.memory_gib * GIB * share - need(1), need(2) - need(1)
+        # vLLM refuses more sequences than tokens of an engine step (`feasibility.check_engine_step`).
         num_seqs = min(1 + int(room // each), MOST_SEQS, config.rollout.max_num_batched_tokens)
         if num_seqs < 1:
             continue
@@ -183,6 +189,7 @@ def _engines(
         except ConfigError:
             continue
         made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, mean), need(num_seqs) / GIB))
+    # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.
     yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
 
 

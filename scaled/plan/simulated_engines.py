@@ -51,11 +51,13 @@ class SimulatedEngines:
         self.group_size, self.steps_off = algorithm.num_responses, config.schedule.steps_off
         over = algorithm.oversampling
         self.groups = None if over is None else Groups(self._group, algorithm.num_prompts, over)
+        # Until the next checkpoint: after a failure a batch that the last one holds is trained on again.
         self._batches: dict[int, list[int]] = {}
         self._until_failure = lambda: until_failure(config.rollout.tensor_parallel)
         # An engine on GPUs of its own fails alone; one that shares them goes down with their rank.
         own = config.cluster.placement == "separate"
         self.failure = [self._until_failure() if own else math.inf for _ in range(self.block.num_engines)]
+        # Cached, as it is asked whenever a response ends; the context is the plan's mean, so that both agree.
         self.decode = functools.cache(
             lambda active: rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
@@ -63,6 +65,10 @@ class SimulatedEngines:
     def lengths(self, step: int) -> list[int]:
         """The tokens of that step's sequences: in the order of its prompts, or of its groups after its rollout."""
         return self._drawn(self.num_responses, step) if self.groups is None else self._batches[step]
+
+    def forget(self, step: int) -> None:
+        """Drops the lengths of the steps before this one, which no failure brings back."""
+        self._batches = {number: found for number, found in self._batches.items() if number >= step}
 
     def _group(self, number: int) -> list[int]:
         """The tokens of that group's sequences."""
@@ -87,6 +93,7 @@ class SimulatedEngines:
     def rollout(self, step: int) -> Events:
         """All engines sample their shares; the last one ends it."""
         num = self.block.num_engines
+        # By the step alone, so that scenarios differ by what they change and not by their draws.
         slow = np.random.default_rng(derive_seed(self.seed, "engines", step)).normal(0.0, self.chance.slow_std, num)
         shares = enumerate(self._work(step))
         engines = [self.env.process(self.engine(i, *share, math.exp(slow[i]))) for i, share in shares]
@@ -95,9 +102,10 @@ class SimulatedEngines:
             yield self.env.all_of(engines)
         except simpy.Interrupt:
             for one in engines:
-                if one.is_alive:
+                if one.is_alive:  # simpy refuses to interrupt a process that has ended
                     one.interrupt()
             return
+        self.day.sampled_s += self.env.now - start
         self.day.idle_s += sum(self.env.now - start - cast("float", one.value) for one in engines) / num
         if self.groups is not None:
             self._batches[step] = self.groups.end(step + 1)
@@ -124,6 +132,8 @@ class SimulatedEngines:
                 if self.env.now + seconds > self.failure[number]:
                     # max: it may have failed before this rollout began.
                     yield self.env.timeout(max(0.0, self.failure[number] - self.env.now))
+                    # In front and in order, as extendleft reverses. `left` has what this rollout found: it changes only
+                    # when a response or the rollout ends.
                     waiting.extendleft((group, r) for *_, group, r in sorted(active, reverse=True))
                     active, self.day.num_engine_failures = [], self.day.num_engine_failures + 1
                     yield self.env.timeout(self.chance.engine_restart_s)
@@ -135,10 +145,11 @@ class SimulatedEngines:
                     *_, group, r = heapq.heappop(active)
                     group.left[r] = 0
                     complete += group.is_complete
+            # Responses that the call does not wait for (over-sampling): a later rollout continues them from here.
             for end, _, group, r in active:
                 group.left[r] = end - tokens
         except simpy.Interrupt:
-            pass
+            pass  # `left` may be half changed: `simulation` puts the checkpoint's groups back
         return self.env.now - start
 
 

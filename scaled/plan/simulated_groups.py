@@ -56,10 +56,12 @@ class Groups:
         open_ = [group for group in self.waiting if not group.is_complete]
         # Contiguous, as even as can be, as on the cluster.
         parts = [[open_[i] for i in part] for part in np.array_split(np.arange(len(open_)), num_engines)]
+        # Each engine's own share of `need`, rounded up, as in `RolloutGroup.generate`.
         return [(part, -(-need * len(part) // len(open_))) for part in parts]
 
     def end(self, next_version: int) -> list[int]:
         """The lengths of the batch: the oldest complete groups; of the others those too old then are given up."""
+        # `waiting` is in the order of numbers, so the first complete groups are the oldest.
         batch = [group for group in self.waiting if group.is_complete][: self.num_prompts]
         taken = {group.number for group in batch}
         self.waiting = [

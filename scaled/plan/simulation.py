@@ -105,6 +105,7 @@ class _Play:
         self.num_minibatches = config.algorithm.build().num_minibatches
         self.push_s = self.rates.push * (compute.push_seconds(config, shape) + compute.turn_seconds(config, shape))
         self.save_s = self.rates.checkpoint * CHECKPOINT_BYTES * shape.num_parameters / (chance.save_gb_s * 1e9)
+        # One stream for ranks and engines, drawn in the order of events: other scenarios have other failures, too.
         self.breaks = np.random.default_rng(derive_seed(seed, "failures"))
         self.engines = SimulatedEngines(
             self.env, config, shape, gpu, tokens, chance, self.rates, seed, day, self._until_failure
@@ -130,7 +131,7 @@ class _Play:
         """Steps from checkpoint to checkpoint, until the hours are over."""
         saved = 0
         while True:
-            start, before = self.env.now, (dict(self.day.stages), self.day.idle_s)
+            start, before = self.env.now, (dict(self.day.stages), self.day.sampled_s, self.day.idle_s)
             working = self.env.process(self.until_saved(saved))
             try:
                 yield working
@@ -138,7 +139,7 @@ class _Play:
             except simpy.Interrupt:
                 working.interrupt()
                 # The steps since the last checkpoint are undone: their time is lost_s.
-                self.day.stages, self.day.idle_s = before
+                self.day.stages, self.day.sampled_s, self.day.idle_s = before
                 self.day.num_steps, self.day.num_failures = saved, self.day.num_failures + 1
                 self.day.lost_s += self.env.now - start
                 yield from self._restart()
@@ -164,6 +165,7 @@ class _Play:
                 yield from self._stage("rollout", self.sampling[step])
                 del self.sampling[step]  # not before: a failure interrupts all that are under way
                 yield from self._stage("training", self.env.timeout(self.training_s(step)))
+                # The probe scores the next batch, so that the trainer waits for it (`Asynchronous.step`).
                 if step + 1 in self.sampling:
                     yield from self._stage("rollout", self.sampling[step + 1])
                 yield from self._stage("push", self.env.timeout(self.push_s))
@@ -171,11 +173,13 @@ class _Play:
                 self.day.num_steps += 1
                 minutes = (self.env.now - start) / 60
                 is_last = step == self.num_steps
-                if is_last or num == checkpoint.every or minutes >= (checkpoint.every_minutes or math.inf):
+                if is_last or step % checkpoint.every == 0 or minutes >= (checkpoint.every_minutes or math.inf):
                     # Batches in flight are a part of it.
                     yield from self._stage("rollout", self.env.all_of(list(self.sampling.values())))
                     yield from self._stage("checkpoint", self.env.timeout(self.save_s))
+                    # All have ended: waiting for them once more after a failure takes no time.
                     self.saved = dict(self.sampling)
+                    self.engines.forget(step)
                     self.saved_groups = None if self.engines.groups is None else self.engines.groups.copied()
                     return num
         except simpy.Interrupt:
@@ -183,6 +187,7 @@ class _Play:
                 if one.is_alive:
                     one.interrupt()
             self.sampling = dict(self.saved)
+            # A copy again, as the next failure may come before the next checkpoint.
             self.engines.groups = None if self.saved_groups is None else self.saved_groups.copied()
             return 0
 

@@ -93,6 +93,7 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     Raises ConfigError, naming the field, where something does not divide or the cluster has too few GPUs.
     """
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+    # First, as all counts below divide by these sizes and drop the rest.
     feasibility.check_divides(config, shape)
     feasibility.check_lengths(config, shape)
     feasibility.check_engine_step(config)
@@ -129,7 +130,8 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     responses = in_progress.responses_in_progress(config)
     b = parameters.ELEMENT_BYTES[config.training.precision]
     found: dict[str, int] = {}
-    if algorithm.mode != "none":
+    if shape.moe_layers:
+        # In every mode: an engine sends its record whether a pass replays it or metrics alone read it.
         ours = payloads.id_bytes(shape)
         found[f"routing records, int{8 * ours}"] = payloads.routing_bytes(shape, responses * S)
         found["the same in the papers' int32"] = payloads.routing_bytes(shape, responses * S, payloads.INT32_BYTES)
@@ -146,9 +148,8 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         found["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, responses * T)
         found["mu's likeliest tokens of one response"] = payloads.top_token_bytes(shape, num_top, T)
     if algorithm.oversampling is not None and algorithm.oversampling.unfinished == "keep":
-        rows = S if algorithm.mode != "none" else 0
         left, num_top = responses - trained, algorithm.objective.num_top
-        kept = payloads.backlog_bytes(shape, left, algorithm.max_tokens, rows, num_top)
+        kept = payloads.backlog_bytes(shape, left, algorithm.max_tokens, S, num_top)
         found["kept responses in a checkpoint"] = kept
     pushed = compute.push_bytes(config, shape)
     found["weights pushed to one engine"] = pushed
@@ -159,10 +160,11 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
 def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """Bytes by the name of the metric that measures them; those of routes and features at full length."""
     algorithm = config.algorithm.build()
+    # Trained responses alone, as the metrics count them (`cluster.usage.payloads`), not all in progress.
     num = algorithm.num_prompts * algorithm.num_responses
     b = parameters.ELEMENT_BYTES[config.training.precision]
     found = {"transfer/weights_bytes": compute.push_bytes(config, shape)}
-    if algorithm.passes.records_rollout:
+    if shape.moe_layers:
         found["transfer/routes_bytes"] = payloads.routing_bytes(shape, num * config.rollout.max_model_len)
     if algorithm.passes.rollout == "predicted":
         positions = algorithm.predictor.num_positions
@@ -204,6 +206,12 @@ def assumptions(plan: Plan) -> list[str]:
             line += f"; Ray, started by the run, has {plan.config.cluster.object_store_gib:g} GiB and spills to disk"
         lines.append(f"{line}.")
     training, node = plan.config.training, plan.config.cluster.gpus_per_node
+    filled, needed = memory.num_microbatches(plan.config), memory.num_full_microbatches(plan.config)
+    if filled > needed:
+        lines.append(
+            f"Interleaved 1F1B takes micro-batches in multiples of pipeline_parallel {training.pipeline_parallel}: an "
+            f"update's {needed} are filled up to {filled} by empty ones, which cost what the others do."
+        )
     experts = training.expert_parallel * training.expert_tensor_parallel
     if experts > node:
         lines.append(f"EP x ETP groups of {experts} ranks span machines of {node} GPUs: training is slower than this.")
@@ -250,6 +258,7 @@ def _padding(plan: Plan) -> str:
 
 def has_megatron() -> bool:
     """Whether Megatron-core, with which the dry run builds, is installed."""
+    # The parent first: find_spec of a submodule raises where its parent is missing.
     return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
 
 
@@ -262,6 +271,7 @@ def dry_run_layout(plan: Plan) -> list[RankPlan]:
     try:
         ranks = dry_run(plan.shape, training)
     except RuntimeError as error:
+        # The last line of the process's traceback is the error itself.
         raise ConfigError(f"training: Megatron-core refuses the layout: {str(error).splitlines()[-1]}") from error
     for rank in ranks:
         counted = parameters.rank_parameters(plan.shape, training, rank.stage).total

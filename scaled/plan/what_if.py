@@ -37,6 +37,7 @@ class Scenario:
 def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
     """The recipe itself, then without each chance, and with another schedule, over-sampling, padding and checkpoint
     interval."""
+    # First: the sentence that `firstorder plan` prints is that of the first scenario.
     yield Scenario("as it is", config, chance)
     yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
     yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
@@ -65,6 +66,7 @@ def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
 
 
 def _with(config: ScaledRun, block: str, **changes: Any) -> ScaledRun:
+    # Not validated: a scenario may break rules that no simulation reads, such as max_staleness >= steps_off.
     return config.model_copy(update={block: getattr(config, block).model_copy(update=changes)})
 
 
@@ -91,7 +93,7 @@ def sentence(day: Day) -> str:
     parts = ", ".join(f"{name} {day.stages[name] / whole:.0%}" for name in STAGES)
     return (
         f"{day.num_steps} steps in {day.hours:g} hours, {day.step_s:.0f} s each: {parts}; "
-        f"engines wait for the last one in {day.idle_s / max(day.stages['rollout'], 1e-9):.0%} of the rollout. "
+        f"engines wait for the last one in {day.idle_s / max(day.sampled_s, 1e-9):.0%} of the rollout. "
         f"{_counted(day.num_failures, 'failure')} of ranks and {day.num_engine_failures} of engines cost "
         f"{(day.lost_s + day.down_s) / 60:.0f} min of repeated work and restarts."
     )

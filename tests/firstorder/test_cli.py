@@ -219,6 +219,20 @@ def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFi
     assert fails(capsys, "train", str(tiny), "--resume").startswith("--resume: expected an unfinished run")
 
 
+def test_a_requeued_run_continues_or_begins(tiny: Path) -> None:
+    """With --resume-if-any a run begins where there is none or it has ended, and continues in its folder where it had
+    not."""
+    words = ["train", str(tiny), "--progress", "none", "--resume-if-any"]
+    assert main(words) == 0
+    (first,) = Path("runs/tiny").iterdir()
+    for name in ("verdict.json", "report.html"):
+        (first / name).unlink()
+    assert main(words) == 0
+    assert list(Path("runs/tiny").iterdir()) == [first] and (first / "report.html").is_file()
+    assert main(words) == 0
+    assert len(list(Path("runs/tiny").iterdir())) == 2
+
+
 @pytest.mark.parametrize(
     "path",
     sorted(

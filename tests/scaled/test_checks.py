@@ -14,6 +14,7 @@ from lab.config.load import config_hash, load
 from sandbox.model.checkpoint import save
 from scaled.checks import TRIED, check_config, check_prompts, check_version, installed, open_task
 from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
+from scaled.model_shape import load_shape
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
 from theory.contracts import Prompt
@@ -69,6 +70,16 @@ def test_what_the_engine_would_refuse_is_refused_at_once(
     check_config(config(model, tmp_path))
     with pytest.raises(ValueError, match=message):
         check_config(config(model, tmp_path, *words))
+
+
+@pytest.mark.parametrize(("training", "engine", "size"), [("bf16", "fp32", 4), ("fp32", "bf16", 2)])
+def test_buckets_have_the_engines_type(training: str, engine: str, size: int, model: Path, tmp_path: Path) -> None:
+    """Two buckets, here of all weights, fit the store as they are sent: in the engine's type, not in the ranks'."""
+    twice = 2 * size * load_shape(model).num_parameters
+    words = ["--training.precision", training, "--rollout.precision.compute", engine, "--cluster.object_store_gib"]
+    check_config(config(model, tmp_path, *words, str(twice / 2**30)))
+    with pytest.raises(ValueError, match=r"^cluster.object_store_gib: expected at least"):
+        check_config(config(model, tmp_path, *words, str((twice - 1) / 2**30)))
 
 
 def test_a_prompt_that_would_cut_its_response_is_refused() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from lab.config.load import load
 from lab.tasks.arithmetic import ALPHABET
 from sandbox.model import MoE
 from sandbox.model.checkpoint import save
+from scaled.cluster import ray_cluster
 from scaled.config import ScaledRun
 from scaled.ladder import REPLAYED, Missing, Rung, climb, markdown
 from tests.scaled import vllm_world
@@ -85,3 +89,30 @@ def test_the_table_has_every_rung(rungs: list[Rung | Missing]) -> None:
     assert isinstance(rounded, Rung) and isinstance(missing, Missing)
     assert rows[1].startswith(f"| {FP8} | {rounded.kernels} |") and rows[1].endswith(f"| {rounded.metrics[REPLAYED]} |")
     assert json.loads(json.dumps(rounded.to_json()))["draws"][0]["num_tokens"] == rounded.draws[0].num_tokens
+
+
+def started(path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a climb, whose cluster cannot start."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the cluster was started")
+
+    monkeypatch.setattr(ray_cluster, "cluster", refuse)
+    next(climb(load(path, words, {"scaled": ScaledRun}), 2))
+
+
+def test_a_ladder_checks_what_a_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages, vocabulary and the held-out prompts' room are refused before anything starts, in a run's words."""
+    for name, size in (("model", len(ALPHABET) + 2), ("other", len(ALPHABET) + 3)):
+        save(MoE(replace(vllm_world.model_config(()), vocab_size=size), stream(0, "ladder")), tmp_path / name)
+    path = tmp_path / "ladder.yaml"
+    path.write_text(CONFIG.replace("MODEL", str(tmp_path / "model")) + f"output: {tmp_path}\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="the cluster was started"):
+        started(path, [], monkeypatch)
+    with pytest.raises(ValueError, match=r"^model\.path: expected a model of the task's \d+ tokens, got \d+$"):
+        started(path, ["--model.path", str(tmp_path / "other")], monkeypatch)
+    with pytest.raises(ValueError, match=r"^rollout\.max_model_len: expected at least \d+ \(the longest held-out"):
+        started(path, ["--rollout.max_model_len", "13", "--probe.num_tokens", "8"], monkeypatch)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^backend: scaled needs ray, which is not installed \(pip install "):
+        started(path, [], monkeypatch)

@@ -11,13 +11,14 @@ from pathlib import Path
 from subprocess import list2cmdline
 
 import pytest
+import yaml
 from ruamel.yaml import YAML
 
 from firstorder.cli import main
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "configs/scaled/minirl/n8_r3.yaml"
-ODD = 'it\'s a "$HOME" `id` \\ run; %x & é.yaml'
+ODD = 'it\'s a "$HOME" `id` \\ run; %x & é 🙂.yaml'
 
 
 def launch(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -133,7 +134,7 @@ def test_the_slurm_script_runs(capsys, slurm, tmp_path):
 
 
 def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
-    """After Slurm requeued it the job passes --resume, and the run's exit code is the job's."""
+    """After Slurm requeued it the job continues the run if there is one, and the run's exit code is the job's."""
     text = launch(capsys, CONFIG, "--kind", "slurm")
     programs = Path(slurm["PATH"].split(":")[0])
     body = (programs / "firstorder").read_text(encoding="utf-8") + "exit 3"
@@ -141,7 +142,7 @@ def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
     environment = {**slurm, "SLURM_RESTART_COUNT": "1"}
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, timeout=120)
     assert done.returncode == 3
-    assert calls(slurm, "firstorder")[0][-1] == "--resume"
+    assert calls(slurm, "firstorder")[0][-1] == "--resume-if-any"
 
 
 def test_a_job_of_the_wrong_size_stops_at_once(capsys, slurm, tmp_path):
@@ -167,7 +168,9 @@ def test_the_ray_job_carries_any_command(capsys, slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     words = (seen / "words").read_text(encoding="utf-8").split("\0")[:-1]
     assert words[:3] == ["job", "submit", "--runtime-env"] and words[4] == "--"
-    runtime = YAML(typ="safe", pure=True).load((seen / "env.yaml").read_text(encoding="utf-8"))
+    written = (seen / "env.yaml").read_text(encoding="utf-8")
+    runtime = YAML(typ="safe", pure=True).load(written)
+    assert yaml.safe_load(written) == runtime  # Ray reads it by PyYAML
     assert runtime["working_dir"] == "." and runtime["image_uri"] == "org/image:1.0"
     job = {**slurm, **runtime["env_vars"]}
     subprocess.run(list2cmdline(words[5:]), shell=True, env=job, cwd=tmp_path, check=True)

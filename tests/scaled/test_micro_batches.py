@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.micro_batches import SLOT_SHARE, Slot, arrange, split
 from scaled.megatron_engine.parallel import Layout
+from scaled.plan import memory
+from tests.scaled.plan_world import loaded
 from theory.contracts import Prompt, Response, Rollouts
 
 ROWS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -54,6 +56,24 @@ def test_a_budget_is_kept_and_ranks_are_in_step(rows_B, dp, tp, budget):
     shortest = [min(rows_B[b] for share in slot.shares for b in share) for slot in slots]
     longest = [max(rows_B[b] for share in slot.shares for b in share) for slot in slots]
     assert all(a >= b for a, b in zip(shortest, longest[1:], strict=False))
+
+
+@given(responses=st.integers(1, 12), dp=st.integers(1, 4), budget=st.booleans(), size=st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_the_plan_counts_the_micro_batches_of_a_rank(responses, dp, budget, size):
+    """Each micro-batch that a rank runs is counted, the empty ones of interleaved 1F1B too; under a budget as many as
+    where none holds two responses."""
+    width = loaded("qwen3_30b_a3b").rollout.max_model_len
+    for pp, vpp in ((1, 1),) if budget else ((1, 1), (2, 1), (2, 3), (4, 2)):
+        rows = responses if budget else responses * dp * size  # a config is refused otherwise
+        fields = {"micro_batch_size": size, "pipeline_parallel": pp, "virtual_pipeline": vpp}
+        block = TrainingBlock(num_ranks=dp * pp, max_tokens_per_micro_batch=width if budget else None, **fields)
+        config = loaded("qwen3_30b_a3b").model_copy(update={"training": block})
+        batch = config.algorithm.batch.model_copy(
+            update={"num_prompts": 2 * rows, "num_responses": 1, "num_minibatches": 2}
+        )
+        config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"batch": batch})})
+        assert memory.num_microbatches(config) == len(arrange([width] * rows, block))
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=14), st.integers(1, 2), st.integers(60, 300))

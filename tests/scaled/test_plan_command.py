@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from firstorder.cli import main
-from scaled.plan import summary
+from scaled.model_shape import SHAPES
+from scaled.plan import layout, summary
 
 CONFIG = "configs/scaled/minirl/n8_r3.yaml"
 
@@ -72,6 +73,7 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
         (("--simulate", "0"), "hours: expected more than 0"),
         (("--simulate", "1", "--failures", "1e-6"), "at least"),
         (("--failures", "5000"), "--failures: expected with --simulate HOURS, got 5000.0 without it"),
+        (("--search", "--simulate", "2"), "--simulate: expected without --search, got 2 with it"),
         (("--search", "--rates", "runs/x"), "--rates: expected with --simulate HOURS, got runs/x without it"),
     ],
 )
@@ -122,11 +124,6 @@ WAYS_OUT = [
     (["--rollout.timeout_s", "60"], r"rollout\.timeout_s: expected more than the rollout's estimated \d+ s, got 60"),
     (["--mean-tokens", "99999"], r"--mean-tokens: expected from 1 to rollout\.max_model_len = 34816, got 99999"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
-    (
-        ["--training.pipeline_parallel", "4", "--training.virtual_pipeline", "4", "--training.micro_batch_size", "256",
-         "--training.max_tokens_per_micro_batch", "null"],
-        r"training\.virtual_pipeline: expected micro-batches .* = 4 \(interleaved 1F1B\), got 2; virtual_pipeline 1 .*",
-    ),
 ]  # fmt: skip
 
 
@@ -175,3 +172,38 @@ def test_the_dry_run_is_part_of_the_plan(capsys):
     assert [rank["num_local_experts"] for rank in ranks] == [16, 16]
     # 2.0094B: TP 4, PP 2, EP 8 of world 32.
     assert {round((rank["dense_parameters"] + rank["expert_parameters"]) / 1e9, 4) for rank in ranks} == {2.0094}
+
+
+def test_empty_micro_batches_are_said(capsys):
+    """Interleaved, 11 micro-batches become 12, as in the run; in multiples of PP none is added."""
+    words = ("--training.pipeline_parallel", "4", "--training.virtual_pipeline", "3", "--training.micro_batch_size",
+             "1", "--training.max_tokens_per_micro_batch", "null", "--algorithm.batch.num_minibatches", "1",
+             "--algorithm.batch.num_responses", "2", "--algorithm.batch.num_prompts", "--json")  # fmt: skip
+    said = {}
+    for prompts in ("11", "12"):
+        code, out, _ = plan(capsys, *words[:-1], prompts, words[-1])
+        found = json.loads(out)
+        assert code == 0 and found["compute"]["num_micro"] == 12
+        said[prompts] = [line for line in found["assumptions"] if line.startswith("Interleaved 1F1B")]
+    assert said["12"] == [] and len(said["11"]) == 1 and "update's 11 are filled up to 12" in said["11"][0]
+
+
+@pytest.mark.parametrize("mode", ["none", "R3", "Pr2"])
+def test_a_model_without_experts_is_planned(capsys, tmp_path, mode):
+    """Exit code 0 and 0 bytes of routes in every mode where config.json has num_experts 0."""
+    fields = json.loads((SHAPES / "qwen3-30b-a3b.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_experts": 0}), encoding="utf-8")
+    words = ("--model.path", str(tmp_path), "--model.shape", "null", "--algorithm.replay.mode", mode, "--json")
+    code, out, err = plan(capsys, *words)
+    found = json.loads(out)
+    assert (code, err) == (0, "") and found["parameters"]["all"] == found["parameters"]["active"]
+    assert not any("rout" in name and size for name, size in found["payload_bytes"].items())
+
+
+def test_a_dry_run_beyond_its_limit_is_left_out(capsys, monkeypatch):
+    """The plan is whole and the exit code 0; one line on stderr has the limit."""
+    monkeypatch.setattr(layout, "LIMIT_S", 0.05)
+    assert main(["plan", CONFIG, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fits"] and json.loads(out)["dry_run"] == []
+    assert err == "the dry run is left out: it took longer than 0.05 s\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -120,21 +121,33 @@ def test_extra_prompts_shorten_a_run() -> None:
     assert hours["keep"] < hours["drop"] < hours["none"]
 
 
-def test_a_failure_repeats_the_rollouts_since_the_checkpoint() -> None:
-    """A run that loses ranks has the batches of one that does not, step by step, though it samples some twice."""
+def training(played: _Play, trained: dict[int, list[int]], step: int) -> float:
+    """The play's seconds of that step, whose lengths are noted."""
+    trained[step] = played.engines.lengths(step)
+    return played.training_of(tuple(trained[step]))
+
+
+def test_a_failure_repeats_the_rollouts_since_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that loses ranks trains on the batches of one that does not, step by step, though it samples some twice;
+    batches from before the last checkpoint are forgotten."""
     config = sampled(8, "keep", 100, "--cluster.placement", "colocated").config
-    found = []
+    found, batches = [], []
     for gpu_hours in (math.inf, 20.0):
         chance = replace(DRAWN, gpu_hours_per_failure=gpu_hours, restart_s=60.0)
         played = _Play(config, QWEN, H100, (MEAN, TOKENS), chance, 0, Day(3.0))
+        trained: dict[int, list[int]] = {}
+        monkeypatch.setattr(played, "training_s", partial(training, played, trained))
         main = played.env.process(played.run())
         played.env.process(played.ranks_die(main))
         played.env.run(until=3600 * 3.0)
         found.append(played)
+        batches.append(trained)
     calm, failing = found
     assert failing.day.num_failures > 3 and 10 < failing.day.num_steps < calm.day.num_steps
     steps = range(failing.day.num_steps)
-    assert [failing.engines.lengths(step) for step in steps] == [calm.engines.lengths(step) for step in steps]
+    assert [batches[1][step] for step in steps] == [batches[0][step] for step in steps]
+    # No more are kept than since the last checkpoint, every fifth step.
+    assert all(len(played.engines._batches) <= 5 + 1 for played in found)
 
 
 def test_a_checkpoint_keeps_the_groups_as_they_were() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_a_rank_holds_its_part_of_the_formulas(case: str, plans: Any) -> None:
         assert rank.expert_parameters == expected
         assert rank.layers == layers_of(training, shape.num_layers, rank.stage)
     assert sorted(n for rank in ranks for chunk in rank.layers for n in chunk) == list(range(shape.num_layers))
+
+
+def test_a_model_without_experts_is_built() -> None:
+    """Megatron builds its stages with the plan's weights, all of them dense."""
+    shape = replace(_shape("qwen3-30b-a3b"), num_experts=0, dense_size=6144, dense_layers=tuple(range(48)))
+    training = TrainingBlock(num_ranks=4, tensor_parallel=2, pipeline_parallel=2, recompute="selective")
+    ranks = dry_run(shape, training)
+    assert total_parameters(ranks, training) == shape.num_parameters
+    for rank in ranks:
+        found = parameters.rank_parameters(shape, training, rank.stage)
+        assert (found.dense, found.experts) == (rank.dense_parameters, rank.expert_parameters)
+        assert rank.expert_parameters == rank.num_local_experts == 0
 
 
 def test_qwen3_30b_is_the_published_size(plans: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,8 @@ from scaled.plan import engine_memory, feasibility, memory, parameters, payloads
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.memory import GIB
-from scaled.plan.summary import step_payloads
+from scaled.plan.summary import metric_payloads, step_payloads
+from scaled.vllm_engine.quantize import is_quantised
 from tests.scaled.plan_world import EACH_SHAPE, MOONLIGHT, QWEN, loaded
 from theory.top_tokens import TopTokens
 
@@ -129,7 +131,8 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
 
 def test_routes_are_counted_where_they_are_stored():
     """A machine has mu's record and its share of the ranks' own: two where old routes naturally, three where it
-    replays or predicts; besides, those of each batch that is sampled ahead; without replay no record is asked for."""
+    replays or predicts; besides, those of each batch that is sampled ahead. Without replay there are as many as under
+    R2, since engines and ranks record unasked; without experts none."""
     config = recipe()
     responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
     one = payloads.routing_bytes(QWEN, responses * 34_816)
@@ -140,13 +143,19 @@ def test_routes_are_counted_where_they_are_stored():
 
     machines = -(-config.training.num_ranks // 8)
     assert stored() == pytest.approx(1 + 3 / machines)
-    assert stored("--algorithm.replay.mode", "R2") == pytest.approx(1 + 2 / machines)
+    for mode in ("R2", "none"):
+        assert stored("--algorithm.replay.mode", mode) == pytest.approx(1 + 2 / machines)
     for k in (1, 3):
         ahead = ("--schedule.steps_off", str(k), "--schedule.max_staleness", str(k))
         assert stored("--cluster.placement", "separate", *ahead) == pytest.approx(1 + k + 3 / machines)
     wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
     assert stored(*wide) == pytest.approx(1 + 3 / 2)
-    assert "routing records" not in host_memory(recipe("--algorithm.replay.mode", "none"), QWEN).parts
+    dense = replace(QWEN, dense_layers=tuple(range(48)))
+    assert "routing records" not in host_memory(config, dense).parts
+    for shape, found in ((QWEN, one), (dense, None)):
+        unreplayed = recipe("--algorithm.replay.mode", "none")
+        assert step_payloads(unreplayed, shape).get("routing records, int8") == found
+        assert metric_payloads(unreplayed, shape).get("transfer/routes_bytes") == found
 
 
 def test_router_logits_are_counted_where_they_are_made():
@@ -200,15 +209,19 @@ def test_latent_attention_caches_its_latents():
 
 @EACH_SHAPE
 def test_quantised_weights(shape):
-    """fp8 in blocks takes a byte and 4 / 128^2 for every matrix weight; embeddings and routers stay in bf16."""
+    """fp8 in blocks takes a byte and 4 / 128^2 for every weight that ranks quantise; embeddings, routers and MLA's
+    compressions stay in bf16."""
     whole, fp8 = (payloads.weight_bytes(shape, name, 2) for name in ("same", "fp8_block"))
     matrices = payloads.quantised_parameters(shape)
     assert whole == 2 * shape.num_parameters
     assert whole - fp8 == pytest.approx(matrices * (1 - 4 / 128**2), abs=1)
-    kept = shape.num_parameters - matrices
+    assert matrices == sum(prod(size) for name, size in shape.weights().items() if is_quantised(name))
     assert not shape.tied_head
     tables = 2 * shape.vocab_size * shape.hidden_size + len(shape.moe_layers) * shape.num_router_parameters
-    assert tables < kept < 1.002 * tables
+    latent = shape.latent_attention
+    down = 0 if latent is None else shape.hidden_size * (latent.key_value_rank + latent.position_dim)
+    kept = shape.num_parameters - matrices
+    assert tables + shape.num_layers * down < kept < 1.002 * (tables + shape.num_layers * down)
 
 
 def test_what_a_message_offers_fits():

@@ -212,3 +212,30 @@ def test_a_failure_ends_the_rollout_under_way() -> None:
     assert played.day.num_failures == 1 and played.day.idle_s == 0
     played.env.run(until=whole + CERTAIN.restart_s / 2)  # past the end that it would have had
     assert played.day.idle_s == 0
+
+
+@pytest.mark.parametrize("steps_off", [0, 2])
+def test_the_wait_is_a_share_of_the_rollouts(steps_off: int) -> None:
+    """The sentence divides by the seconds of all rollouts, those beside training too: never above 100%."""
+    day = play(lagging(steps_off), QWEN, H100, 3.0, 300, TOKENS, rates=Rates(training=300.0))
+    assert 0 < day.idle_s < day.sampled_s
+    assert f"in {day.idle_s / day.sampled_s:.0%} of the rollout. " in what_if.sentence(day)
+    if steps_off == 0:
+        assert day.sampled_s == pytest.approx(day.stages["rollout"], rel=1e-9)
+    else:
+        assert day.stages["rollout"] < day.idle_s
+
+
+def test_checkpoints_are_at_multiples_of_every() -> None:
+    """As the recorder's: after step 2 by the minutes, then after 5, not after 7; the minutes count from each save."""
+    config = recipe()
+    step = compute.step_compute(config, QWEN, H100, TOKENS, TOKENS)
+    save = CHECKPOINT_BYTES * QWEN.num_parameters / (CERTAIN.save_gb_s * 1e9)
+    timed = recipe("--checkpoint.every", "5", "--checkpoint.every_minutes", str(1.5 * step.step_s / 60))
+    played = _Play(timed, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
+    saved, number = [], 0
+    while number < 10:
+        number += played.env.run(played.env.process(played.until_saved(number)))
+        saved.append(number)
+    assert saved == [2, 4, 5, 7, 9, 10]
+    assert played.env.now == pytest.approx(10 * step.step_s + 6 * save, rel=1e-9)

@@ -4,6 +4,7 @@ nothing arrives without evidence."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from lab.config.algorithm import AlgorithmConfig
 from lab.config.load import config_hash, load
 from lab.records import RunFolder
 from lab.strict import validate
+from lab.tasks.jsonl import JsonlConfig
 from lab.verdict import VerdictRules
 from scaled import promotion_runs
 from scaled.config import ScaledRun
+from scaled.promotion_checks import accuracy
+from scaled.promotion_runs import read_run
 from tests.scaled.promotion_world import RULES, folder_of, refused
 
 
@@ -135,3 +139,22 @@ def test_help_explains_with_examples(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["promote", "--help"]) == 0
     text = capsys.readouterr().out
     assert text.count("firstorder promote ") >= 3 and "--allow-unstable" in text and "--to" in text
+
+
+def test_the_samples_of_a_file_are_those_of_its_problems(home: Path, tmp_path: Path) -> None:
+    """An accuracy over a file of 5 held-out problems is over 5 times num_samples responses, whatever max_prompts
+    allows; without the file max_prompts are assumed."""
+    for name, num in (("problems", 9), ("held_out", 5)):
+        rows = [json.dumps({"problem": f"{name} {i}", "answer": str(i)}) + "\n" for i in range(num)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr(promotion_runs, "RULES", RULES)
+        run = read_run(folder_of("run", 0), Schemas())
+    evaluation = run.config.evaluation.model_copy(update={"num_samples": 4, "max_prompts": 64})
+    rows = [{"step": n, "eval/accuracy": 0.3} for n in (0, 1)]
+    for held_out, num in ((None, 1), (str(tmp_path / "held_out.jsonl"), 5), (str(tmp_path / "elsewhere.jsonl"), 64)):
+        task = JsonlConfig(path=str(tmp_path / "problems.jsonl"), held_out_path=held_out, held_out_fraction=0.1)
+        config = run.config.model_copy(update={"task": task, "evaluation": evaluation})
+        found = accuracy(replace(run, metrics=rows, config=config))
+        assert found is not None and found.num_samples == 4 * num
