@@ -160,9 +160,7 @@ class Session:
         try:
             with self.meter.seconds("timing_s/step"):
                 result = schedule.step(step)
-        except ProbeError:
-            raise  # of weights that an earlier step made; ranks have not trained on what they sampled
-        except ArithmeticError:
+        except NonFiniteError:  # not a ProbeError, of weights that an earlier step made
             # The verdict reads the end of the run from this row; without it the run would only look cut short.
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             finish(self.config, self.folder)

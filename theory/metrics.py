@@ -154,7 +154,8 @@ _METRICS = (
            "responses in progress after the step's rollout that the next one continues, or takes if they are complete",
            "responses", "here; partial rollouts: Kimi k1.5 (arXiv 2501.12599)"),
     Metric("sampling/dropped_responses",
-           "responses begun and given up: all that a batch does not take under drop, else those too stale for the next",
+           "responses begun and given up: all that a batch does not take under drop, else those too stale for the "
+           "next; and those of spare groups of equal rewards",
            "responses", "here; over-sampling: DAPO sec. 3.2", "down"),
     Metric("sampling/dropped_tokens", "tokens sampled for the responses given up", "tokens", "here", "down"),
     Metric("progress/num_tokens", "response tokens that the global step trains on", "tokens", "here"),

@@ -128,10 +128,12 @@ def first_complete(
             break
     batch = (mixed + uniform)[:P]
     rewards_PG = torch.stack([rewards_G for _, rewards_G in batch])
-    # Spare groups of equal rewards are in neither list: without an advantage they would teach nothing later either.
+    # Given up: without an advantage they would teach nothing later either.
+    spare = [group for group, _ in uniform[max(0, P - len(mixed)) :]]
     left = [*(group for group, _ in mixed[P:]), *waiting]
     # step + 1 is the version that could next train on them. Sorted, as the next rollout takes the oldest first.
     kept, given_up = split(sorted(left, key=lambda group: group.number), over, step + 1)
+    given_up += spare
     metrics = {
         "sampling/rounds": float(drawn),
         "sampling/kept_group_fraction": keep_mixed_groups(rewards_PG).float().mean().item(),

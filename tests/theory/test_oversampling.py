@@ -233,7 +233,10 @@ def test_a_response_without_tokens_begins_later() -> None:
 
 
 def test_dynamic_sampling_goes_on_until_groups_are_mixed() -> None:
-    """With rounds, a step takes groups until P have mixed rewards; what it has not looked at stays in the backlog."""
+    """With rounds, a step takes groups until P have mixed rewards; what it has not looked at stays in the backlog.
+
+    Spare groups of equal rewards are counted as dropped.
+    """
     recipe = algorithm(dynamic_sampling_rounds=6)
     found = steps(recipe, 10)
     seen: list[int] = []
@@ -247,6 +250,8 @@ def test_dynamic_sampling_goes_on_until_groups_are_mixed() -> None:
     assert not set(seen) & {group.number for group in left.groups}
     alike = [n for n in range(left.next_number) if n not in seen and n not in {g.number for g in left.groups}]
     assert alike and all(len({length % 2 for length in whole(n)}) == 1 for n in alike)
+    dropped = {name: sum(c.metrics[f"sampling/dropped_{name}"] for c in found) for name in ("responses", "tokens")}
+    assert dropped == {"responses": len(alike) * G, "tokens": sum(sum(whole(n)) for n in alike)}
 
 
 # -- the bias
