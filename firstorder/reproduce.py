@@ -76,8 +76,8 @@ def reproduce(
         smoke=smoke,
     )
     place = command.LedgerFolders(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
-    # The pages show the whole ledger, even where the runs are of a few claims.
-    everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, wanted.seeds, smoke=False)
+    # The pages show the whole ledger on every claim's own seeds, even where the runs are of a few claims or seeds.
+    everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, None, smoke=False)
     if listed:
         typer.echo(command.listing(wanted, place, everything), nl=False)
         return

@@ -68,8 +68,10 @@ def held() -> Iterator[None]:
                     signal.signal(signum, lambda number, _: waiting.append(number))
             yield
     finally:
-        if waiting:  # the former handlers are back, so that the caller's own takes the signal
-            signal.raise_signal(waiting[0])
+        # The former handlers are back, so that the caller's own takes the signal. The first one raises, unless it is
+        # one that the process ignores.
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -159,12 +159,13 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
             raise ValueError(f"expected ascending steps, got {after} after {before}")
     reasons = [reason for rule in RULES for reason in [rule(metrics, rules)] if reason is not None]
     undecided = []
-    if len(metrics) < rules.min_steps:
-        undecided.append(f"{len(metrics)} steps are recorded, and the rules need {rules.min_steps}")
+    num_steps = _num_steps(metrics)
+    if num_steps < rules.min_steps:
+        undecided.append(f"{num_steps} steps are recorded, and the rules need {rules.min_steps}")
     for name in (REWARD, KL, ENTROPY):
         num_values = len(series(metrics, name))
         # Of a short run the line above says it already.
-        if len(metrics) >= rules.min_steps > num_values:
+        if num_steps >= rules.min_steps > num_values:
             undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
     stable = False if reasons else None if undecided else True
     return Verdict(
@@ -284,9 +285,14 @@ def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
     return None
 
 
+def _num_steps(metrics: Sequence[Mapping[str, Any]]) -> int:
+    """The rows but for row 0, which is an evaluation before the first step."""
+    return sum(int(record["step"]) > 0 for record in metrics)
+
+
 def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[str, float | int]:
     """The numbers behind the rules; a series without values is omitted."""
-    summary: dict[str, float | int] = {"num_steps": len(metrics)}
+    summary: dict[str, float | int] = {"num_steps": _num_steps(metrics)}
     if metrics:
         summary["last_step"] = int(metrics[-1]["step"])
     found = _levels(metrics, rules)

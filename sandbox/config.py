@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from lab.config.run import RunConfig
 from lab.strict import ConfigError, Strict
 from sandbox.engines import EngineConfig
+from sandbox.engines.partial_weights import WITH_ROUTERS, PartialWeights
 from sandbox.engines.reduction_order import ReductionOrder
 from sandbox.engines.stale_weights import lagging
 from sandbox.kernels import Kernels, choose
@@ -162,6 +163,12 @@ class SandboxRun(RunConfig):
                 "algorithm.replay.mode: expected a mode other than Pr3 with stale_weights (mu's router logits hold "
                 f"the predictor of {stale.versions} hand-overs ago), got Pr3"
             )
+        partial = [defect.missing for defect in self.engine.defects if isinstance(defect, PartialWeights)]
+        if self.algorithm.replay.mode == "Pr3" and set(partial) & set(WITH_ROUTERS):
+            raise ValueError(
+                "algorithm.replay.mode: expected a mode other than Pr3 with partial_weights that withhold routers "
+                f"(mu's router logits never hold the predictor), got Pr3 with missing: {partial[0]}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -206,9 +213,12 @@ class SandboxRun(RunConfig):
         if self.model.path is None and self.task.needs_tokenizer:
             kind = self.task.kind
             raise ValueError(f"model.path: expected a Hugging Face folder for a {kind} task (its tokenizer), got null")
-        if self.model.path is None and self.model.num_experts == 0 and self.algorithm.replay.mode != "none":
-            raise ValueError(
-                f"algorithm.replay.mode: expected none where model.num_experts is 0 (no routers), "
-                f"got {self.algorithm.replay.mode}"
-            )
+        if self.model.path is None and not self.model.build(1).moe_layers:
+            mode, floor = self.algorithm.replay.mode, self.algorithm.build().objective.router_shift_floor
+            if mode != "none":
+                raise ValueError(f"algorithm.replay.mode: expected none for a model without routers, got {mode}")
+            if floor < 1:
+                raise ValueError(
+                    f"algorithm.objective.router_shift_floor: expected 1 for a model without routers, got {floor:g}"
+                )
         return self

@@ -56,7 +56,9 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     # Opened before a folder is made: a path that is wrong leaves no run behind.
     task = open_task(config)
     if config.model.path is None:
-        check_memory(config, config.model.build(task.tokenizer.vocab_size))
+        shape = config.model.build(task.tokenizer.vocab_size)
+        check_memory(config, shape)
+        _check_positions(config, shape)
     is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
@@ -94,7 +96,9 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:
     """The learner restored from the folder's last checkpoint, and the number of the next global step."""
-    learner = build_learner(config, task, initial_model(config, task, progress))
+    model = initial_model(config, task, progress)
+    _check_positions(config, model.config)
+    learner = build_learner(config, task, model)
     first = 0
     checkpoint = folder.latest_checkpoint()
     if checkpoint is not None:
@@ -106,6 +110,16 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     # Also after a resume: the engine's state holds all weights but the newest.
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=first)
     return learner, first
+
+
+def _check_positions(config: SandboxRun, shape: ModelConfig) -> None:
+    """ValueError where a response may not fit: it would end the run once one first grows that long."""
+    longest = config.algorithm.sampling.max_tokens
+    if longest > shape.max_positions:
+        raise ValueError(
+            f"algorithm.sampling.max_tokens: expected at most the model's {shape.max_positions} positions, prompt "
+            f"included, got {longest}"
+        )
 
 
 def build_learner(config: SandboxRun, task: TextTask, model: MoE) -> Learner:

@@ -146,7 +146,18 @@ def _multiplier(move: Move) -> Computed:
         return _row(rows, move.runs.batch.num_minibatches, "a predictor multiplier", move.model)
     if runs.mode == target.mode:
         return own, "the target's: no paper trains its model"
-    return runs.predictor.learning_rate_multiplier, "the runs': no paper trains the target's model with this mode"
+    multiplier, before = runs.predictor.learning_rate_multiplier, move.runs.optimizer.learning_rate
+    if multiplier is None:
+        return (
+            None,
+            "the runs' default, which follows the learning rate: no paper trains the target's model with this mode",
+        )
+    after = _learning_rate(move)[0]
+    # As the default: AdamW moves a weight by about its rate, so the product with the model's rate is kept.
+    return multiplier * before / after, (
+        f"the runs' {multiplier:g} x {before:g} / {after:g}, the same predictor rate: no paper trains the target's "
+        "model with this mode"
+    )
 
 
 def _num_positions(move: Move) -> Computed:
@@ -168,6 +179,17 @@ def _oversampling(move: Move) -> Computed:
     # Rounded up, so that a small share is at least one prompt.
     extra = -(-own["extra_prompts"] * P // runs_P)
     return own | {"extra_prompts": extra}, f"{_SAME}; {own['extra_prompts']} of {runs_P} prompts is {extra} of {P}"
+
+
+def _overlong_buffer(move: Move) -> Computed:
+    # The target's factor would be that of another penalty: both come from the runs, but for the buffer's length.
+    own, L, runs_L = move.runs.overlong_buffer, move.target.sampling.max_tokens, move.runs.sampling.max_tokens
+    if own is None:
+        return None, f"{_SAME}: no penalty of long responses"
+    if move.target.overlong_buffer is not None:
+        return move.target.overlong_buffer, "scale: a length in tokens, as max_tokens is"
+    buffer = -(-own * L // runs_L)
+    return buffer, f"{_SAME}; {own} of {runs_L} tokens is {buffer} of {L}"
 
 
 def _with_verls_bounds(part: str, move: Move) -> Computed:
@@ -221,7 +243,7 @@ RULES: tuple[FieldRule, ...] = (
     FieldRule("optimizer.max_grad_norm", "target", "scale: 1.0 in R3 Table 12"),
     FieldRule("freeze_router", "keep", f"{_SAME} (R3 App. C)"),
     FieldRule("oversampling", "rule", f"{_SAME}, its extra prompts in proportion to num_prompts", _oversampling),
-    FieldRule("overlong_buffer", "target", "scale: a length in tokens, as max_tokens is"),
+    FieldRule("overlong_buffer", "rule", f"{_SAME}, its length in proportion to max_tokens", _overlong_buffer),
     FieldRule("overlong_factor", "keep", _SAME),
     FieldRule("label_noise", "target", "a dial of the sandbox: a real verifier errs as it does"),
 )  # fmt: skip

@@ -163,7 +163,7 @@ class Session:
         except NonFiniteError:  # not a ProbeError, of weights that an earlier step made
             # The verdict reads the end of the run from this row; without it the run would only look cut short.
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
-            finish(self.config, self.folder)
+            self._finish(checkpoints)
             raise
         # Before the probe, whose time is no part of the step.
         measured = dict(self.meter.take()) | self.processors.take(training.actors, idle)
@@ -186,11 +186,19 @@ class Session:
         try:
             recorder.record(step + 1, result, save, measured)
         except NonFiniteError as error:
-            finish(self.config, self.folder)
+            self._finish(checkpoints)
             raise NonFiniteError(f"step {step + 1}: {error}") from error
         if checkpoints.is_writing:
             with self.between.seconds("timing_s/save_checkpoint"):
                 checkpoints.poll()
+
+    def _finish(self, checkpoints: Checkpoints) -> None:
+        """The end of a run that cannot continue."""
+        try:
+            # Before the hashes of its files: a checkpoint that is still being written becomes one of them.
+            checkpoints.finish()
+        finally:
+            finish(self.config, self.folder)
 
     def schedule(self, training: TrainingGroup, rollout: RolloutGroup, probe: Probe) -> Synchronous:
         """The schedule that the config names."""

@@ -22,6 +22,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "routers": (".mlp.gate.", ".block_sparse_moe.gate."),
 }
 """The omitted tensors, by parts of their Hugging Face names."""
+WITH_ROUTERS = ("all", "routers")
+"""The parts that hold the gates."""
 
 
 class PartialWeights(Defect):

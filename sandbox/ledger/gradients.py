@@ -121,7 +121,7 @@ def reference(config: SandboxRun, task: TextTask, model: MoE, step: int, num_res
     learner = build_learner(one, task, model)
     learner.algorithm = replace(
         algorithm, objective=preset("reinforce"), mode="none", num_prompts=per_piece, num_minibatches=1,
-        dynamic_sampling_rounds=1, freeze_router=False, label_noise=0.0,
+        dynamic_sampling_rounds=1, freeze_router=False, label_noise=0.0, overlong_buffer=0, oversampling=None,
     )  # fmt: skip
     learner.training_engine.keep_old_pass = True
     hand_over(learner.algorithm, learner.rollout, learner.training_engine, version=0)

@@ -66,7 +66,7 @@ class ModelRank(Protocol):
 
 
 STAGES = {
-    "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
+    "devices": "start", "rendezvous": "start", "start": "start", "export": "push", "give_way": "push", "score": "score",
     "score_reference": "score", "predictor_weights": "score", "work": "score", "update": "update", "save": "save",
     "begin_save": "save", "has_saved": "save", "load": "load",
 }  # fmt: skip
@@ -141,6 +141,9 @@ class ScoringGroup(ActorGroup):
         self.meter = Meter() if meter is None else meter
         self.actors = [cluster.spawn("rank", i, RankActor) for i in range(num_ranks)]
         try:
+            if cluster.has_gpus:
+                # Within the limit of a start: a rank whose GPU is not free again has no place, and never answers.
+                cluster.devices = dict(enumerate(self._gather("devices", [a.devices.remote() for a in self.actors])))
             (address, port), *_ = self._gather("rendezvous", [self.actors[0].rendezvous.remote(cluster.interface)])
             starts = [a.start.remote(build, i, num_ranks, address, port) for i, a in enumerate(self.actors)]
             self._gather("start", starts)

@@ -61,6 +61,9 @@ class Cluster:
     is_alone: bool = True
     actors: list[Any] = field(default_factory=list)
     devices: dict[int, str] = field(default_factory=dict)
+    """The GPUs of each rank, as its process names them."""
+    shared_devices: dict[int, str] = field(default_factory=dict)
+    """Those of each colocated engine."""
 
     def spawn(self, role: Role, index: int, cls: type, *args: Any) -> Any:
         """Starts an actor `cls(log file, *args)` at its place; returns its Ray handle."""
@@ -70,16 +73,14 @@ class Cluster:
             "num_cpus": place.num_cpus,
             "num_gpus": place.num_gpus,
             "scheduling_strategy": strategy,
-            "runtime_env": {"env_vars": self._environment(place)},
+            "runtime_env": {"env_vars": self._environment(place, index)},
             "max_restarts": 0,  # the groups replace lost actors: a new one needs weights
         }
         actor = ray.remote(cls).options(**options).remote(str(self.logs / f"{role}-{index}.log"), *args)
         self.actors.append(actor)
-        if role == "rank" and place.num_gpus > 0:
-            self.devices[index] = ray.get(actor.devices.remote())
         return actor
 
-    def _environment(self, place: Place) -> dict[str, str]:
+    def _environment(self, place: Place, index: int) -> dict[str, str]:
         path = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
         variables = {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         variables |= interface.variables(self.interface, self.is_alone)
@@ -88,7 +89,9 @@ class Cluster:
         if place.shares:
             # Ranks start first: only they know which of the machine's GPUs Ray gave to their bundle.
             # An actor that asks for no GPU keeps it only under SETTINGS of lab/ray_session.py.
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices[rank] for rank in place.shares)
+            # Ranks that start again may get them in another order; an engine returns to those that it had.
+            own = ",".join(self.devices[rank] for rank in place.shares)
+            variables["CUDA_VISIBLE_DEVICES"] = self.shared_devices.setdefault(index, own)
         return variables
 
     def kill(self, actor: Any) -> None:

@@ -39,6 +39,8 @@ class _Unpickler(pickle.Unpickler):
     """Knows CLASSES and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # Python 3.13 names the module in which it defines its paths; 3.11 and 3.12 have no such module.
+        module = "pathlib" if module == "pathlib._local" else module
         if name not in CLASSES.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name}")
         return super().find_class(module, name)

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,7 +133,20 @@ class VllmEngine:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """The first rank's answer to a call of all workers."""
-        return self._engine.collective_rpc(method, args=arguments)[0]
+        with self._watched():
+            return self._engine.collective_rpc(method, args=arguments)[0]
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raises TimeoutError, by which the driver knows a lost engine, where one of vLLM's own processes has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            # Of tensor parallelism's executor alone, which says no more than "cancelled" or "Executor failed."
+            core = getattr(self._engine.engine_core, "engine_core", None)
+            if getattr(getattr(core, "model_executor", None), "is_failed", False):
+                raise TimeoutError("one of the engine's worker processes ended") from error
+            raise
 
     # Generation
 
@@ -201,6 +215,10 @@ class VllmEngine:
 
         The requests are in the order of the groups' responses.
         """
+        with self._watched():
+            self._step_until_ended(requests, groups)
+
+    def _step_until_ended(self, requests: dict[str, Request], groups: OpenGroups | None) -> None:
         number = {name: b for b, name in enumerate(requests)}
         groups = OpenGroups(Sampling(max_tokens=1)) if groups is None else groups
         last_progress = time.monotonic()

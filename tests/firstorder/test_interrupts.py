@@ -98,6 +98,23 @@ def test_any_command_can_be_stopped(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == former
 
 
+def test_an_ignored_signal_hides_no_other() -> None:
+    """Under `nohup` SIGINT is ignored: one that comes first inside `held` leaves the SIGTERM after it in force."""
+
+    def write() -> None:
+        with held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible(), pytest.raises(Interrupted) as stopped:
+            write()
+        assert stopped.value.exit_code == 143
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def test_a_signal_is_not_lost_where_the_writes_fail() -> None:
     """A signal that comes inside `held` is raised at its end, also when the block ends with an error of its own."""
 

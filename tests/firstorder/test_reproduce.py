@@ -52,6 +52,16 @@ def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> N
     assert own[-1].startswith("Within 40 seeds: ") and " of 2 claims, " in own[-1]
 
 
+def test_pages_are_of_every_claims_own_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--seeds chooses the runs: pages that judged by as few would undo decided claims."""
+    judged: list[Wanted] = []
+    monkeypatch.setattr(command, "write_pages", lambda everything, place: judged.append(everything) or "")
+    (tmp_path / "cells.jsonl").write_text("")
+    assert main(["reproduce", "3", "--seeds", "2", "--page", "--results", str(tmp_path)]) == 0
+    (everything,) = judged
+    assert everything.seeds is None and len(everything.claims) == len(CLAIMS)
+
+
 def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     """Listed by themselves, claims have the words that they have among all: Holm's correction is over the ledger."""
     chosen = ("3", "7", "17")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from scaled.megatron_engine.checkpoint_index import INDEX, check_pickles
+from scaled.megatron_engine.checkpoint_index import INDEX, check_pickles, read_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -42,6 +43,19 @@ def test_what_torch_wrote_passes(tmp_path: Path) -> None:
     """Tensors, plain values and the bytes that Megatron keeps as extra states."""
     for number, extra in enumerate(({"lr": 0.1, "step": 3}, io.BytesIO(b"state"), None)):
         check_pickles(write(tmp_path / str(number), extra))
+
+
+def test_paths_as_python_3_13_names_them_pass(tmp_path: Path) -> None:
+    """There the class of a path is pickled as one of `pathlib._local`, which earlier versions lack."""
+    folder = write(tmp_path / "ckpt", 1)
+    whole = (folder / INDEX).read_bytes()
+    # Protocol 4: after two bytes a frame with its length, which grows with the name.
+    assert whole[:3] == b"\x80\x04\x95" and whole.count(b"\x07pathlib") == 1
+    (length,) = struct.unpack("<Q", whole[3:11])
+    body = whole[11:].replace(b"\x07pathlib", b"\x0epathlib._local")
+    (folder / INDEX).write_bytes(whole[:3] + struct.pack("<Q", length + len("._local")) + body)
+    assert read_index(folder / INDEX).storage_data
+    check_pickles(folder)
 
 
 def test_an_index_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 import torch
 
 from scaled.cluster import rank_group, ray_cluster
 from scaled.cluster.rank_group import RankDied
-from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.ray_cluster import Cluster, Worker
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.weights import StoredTensors, stored, tensors_of
 from scaled.config import LimitsBlock
@@ -73,6 +74,33 @@ def test_a_rank_that_hangs_is_rank_died(cluster: Cluster, tmp_path: Path, monkey
     finally:
         os.kill(victim, signal.SIGCONT)  # a stopped process would not even end
         group.close()
+
+
+class Unplaced(Worker):
+    """A rank that never says its GPUs: its place is not free."""
+
+    def devices(self) -> str:
+        time.sleep(60.0)
+        return ""
+
+
+def test_a_rank_without_a_place_is_rank_died(cluster: Cluster, tmp_path: Path) -> None:
+    """On GPUs ranks are asked for their devices within the limit of a start, and all are closed."""
+    closed = []
+
+    class OnGpus(Cluster):
+        def spawn(self, role, index, cls, *args):
+            return ray.remote(Unplaced).options(num_cpus=0).remote(str(tmp_path / f"{index}.log"))
+
+        def kill(self, actor):
+            closed.append(actor)
+            ray.kill(actor)
+
+    on_gpus = OnGpus(**vars(cluster) | {"has_gpus": True})
+    wanted = r"ranks \[0, 1\] of 2 did not answer to devices within 3 s \(cluster.limits.start\)"
+    with pytest.raises(RankDied, match=wanted):
+        TrainingGroup(on_gpus, world.build_failing, 2, world.ASSEMBLY, bucket_bytes=1, limits=LimitsBlock(start=3.0))
+    assert len(closed) == 2
 
 
 def test_an_error_in_an_export_is_that_error(cluster: Cluster) -> None:

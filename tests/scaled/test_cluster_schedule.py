@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from ray.util.placement_group import PlacementGroup
 
 from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load, to_yaml
@@ -16,7 +17,9 @@ from lab.strict import ConfigError
 from scaled import session
 from scaled.cluster import rollout_group, usage
 from scaled.cluster.rank_group import RankDied
+from scaled.cluster.ray_cluster import Cluster, Place
 from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.saving import Checkpoints
 from scaled.cluster.schedule import Synchronous, version_lags
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
@@ -107,6 +110,36 @@ def test_engines_sleep_before_new_ranks_start(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(session.Session, "_steps", steps)
     one.train("none")
     assert events == ["ranks", "died", False, "ranks"]
+
+
+def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hashes of a run's files are taken once its open checkpoint is whole, and also where that fails."""
+    events: list[str] = []
+    monkeypatch.setattr(session, "finish", lambda config, folder: events.append("hashes"))
+    one = object.__new__(session.Session)
+    one.config = one.folder = None
+    checkpoints = object.__new__(Checkpoints)
+    checkpoints.finish = lambda: events.append("checkpoint")
+    one._finish(checkpoints)
+    assert events == ["checkpoint", "hashes"]
+
+    def full() -> None:
+        raise OSError("no space left")
+
+    checkpoints.finish = full
+    with pytest.raises(OSError, match="no space"):
+        one._finish(checkpoints)
+    assert events[2:] == ["hashes"]
+
+
+def test_an_engine_returns_to_its_gpus() -> None:
+    """Ranks that start again may get each other's GPUs; the engines that live keep theirs, and so does a new one."""
+    places = {("engine", i): Place(bundle=i, shares=(i,)) for i in range(2)}
+    made = Cluster(True, object.__new__(PlacementGroup), places, Path(), devices={0: "0", 1: "1"})
+    first = [made._environment(places["engine", i], i)["CUDA_VISIBLE_DEVICES"] for i in range(2)]
+    made.devices = {0: "1", 1: "0"}
+    again = [made._environment(places["engine", i], i)["CUDA_VISIBLE_DEVICES"] for i in range(2)]
+    assert first == again == ["0", "1"]
 
 
 def test_a_role_that_does_not_answer_counts_from_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:

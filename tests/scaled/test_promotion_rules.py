@@ -28,7 +28,7 @@ def test_every_field_has_one_rule() -> None:
     assert all(rule.source for rule in RULES)
     assert {rule.field for rule in RULES if rule.action == "rule"} == {
         "replay.predictor.learning_rate_multiplier", "replay.predictor.num_positions", "batch.num_prompts",
-        "optimizer.learning_rate", "oversampling",
+        "optimizer.learning_rate", "oversampling", "overlong_buffer",
     }  # fmt: skip
 
 
@@ -129,16 +129,36 @@ def test_inverted_bounds_are_said() -> None:
 
 
 def test_a_model_of_no_paper_keeps_what_is_at_hand() -> None:
-    """For a model in no table the target's rate holds, and the multiplier of whoever has the predictor."""
+    """For a model in no table the target's rate holds, and the predictor's of whoever has the predictor: a multiplier
+    of the runs grows as the rate falls, and their default stays one."""
     runs = algorithm(
         batch={"num_minibatches": 2}, replay={"mode": "Pr3", "predictor": {"learning_rate_multiplier": 5.0}},
         optimizer={"learning_rate": 1e-2},
     )  # fmt: skip
     own = {"mode": "Pr3", "predictor": {"learning_rate_multiplier": 7.0}}
-    for replay, wanted in ({}, 5.0), (own, 7.0):
+    rate = algorithm().optimizer.learning_rate
+    for replay, wanted in ({}, 5.0 * 1e-2 / rate), (own, 7.0):
         result = mapped(runs, algorithm(replay=replay), None)
-        assert result.replay.predictor.learning_rate_multiplier == wanted
-        assert result.optimizer.learning_rate == algorithm().optimizer.learning_rate
+        assert result.replay.predictor.learning_rate_multiplier == pytest.approx(wanted)
+        assert result.optimizer.learning_rate == rate
+    plain = algorithm(batch={"num_minibatches": 2}, replay={"mode": "Pr3"}, optimizer={"learning_rate": 1e-2})
+    assert mapped(plain, algorithm(), None).replay.predictor.learning_rate_multiplier is None
+
+
+def test_the_length_penalty_is_that_of_the_runs() -> None:
+    """Runs without one promote none; one of theirs keeps its factor, and its buffer in proportion to max_tokens or as
+    the target has it."""
+    short = {"sampling": {"max_tokens": 64}}
+    runs, plain = algorithm(overlong_buffer=16, overlong_factor=0.5, **short), algorithm(**short)
+    target = algorithm(sampling={"max_tokens": 1000})
+    with_own = algorithm(sampling={"max_tokens": 1000}, overlong_buffer=200, overlong_factor=2.0)
+    found = [mapped(one, other, None) for one in (runs, plain) for other in (target, with_own)]
+    assert [(a.overlong_buffer, a.overlong_factor) for a in found] == [
+        (250, 0.5),
+        (200, 0.5),
+        (None, None),
+        (None, None),
+    ]
 
 
 def test_the_correction_is_carried_whole() -> None:

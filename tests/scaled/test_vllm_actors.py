@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from sandbox.model.checkpoint import save, to_hf
 from scaled.cluster import ray_cluster
 from scaled.cluster.engine_actor import build_vllm
-from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.rollout_group import EngineLost, RolloutGroup
 from scaled.config import RolloutBlock, ScaledRun
 from tests.scaled import vllm_world as world
 from tests.scaled.ray_marks import RAY
@@ -25,6 +26,12 @@ CONFIG = ScaledRun.model_validate_json(
     "cluster": {"object_store_gib": 0.2}, "algorithm": {"objective": {"preset": "minirl"}}}"""
 )
 TOLERANCE = 1e-5  # measured: 1e-6 in log-probs, 2e-6 in features
+
+
+def kill_a_worker(number: int) -> None:
+    """Ends one of the processes that vLLM has started for this engine's devices."""
+    workers = [p for p in psutil.Process().children(recursive=True) if "VLLM" in " ".join([p.name(), *p.cmdline()])]
+    workers[-1].kill()
 
 
 # A CPU compiles and captures no graph: that a graph's writes reach the same buffers is not seen here.
@@ -47,6 +54,11 @@ def test_an_engine_in_an_actor_is_the_model(
         # Ray's object store has them, and ends with the cluster.
         rows = [rollouts.experts.rows(b) for b in range(len(rollouts))]
         hidden, logits = features.hidden, features.logits
+        if rollout.tensor_parallel > 1:
+            # The actor lives on without it: only the engine's own word makes it a lost engine, which is replaced.
+            engines.ask(kill_a_worker)
+            with pytest.raises(EngineLost, match=r"engine 0 was lost .one of the engine's worker processes ended"):
+                engines.generate(world.prompts(), Sampling(max_tokens=8, seed=5))
         engines.close()
     assert (world.abs_diff(model, rollouts) <= TOLERANCE).all()
     trainer = world.trainer_scores(model, rollouts, features.feature_rows).features

@@ -38,6 +38,7 @@ evaluation: {every: 4, num_samples: 1, max_prompts: 4}
 checkpoint: {every: 1, keep: 5}
 logging: {loggers: []}
 """
+PR3 = ("--algorithm.replay.mode", "Pr3")
 STALE = ("--engine.defects", "[{kind: stale_weights, versions: 2, switch_at: 0.5}]")
 
 
@@ -71,6 +72,27 @@ def test_a_stale_run_resumes_with_the_weights_it_remembers(path):
     assert a.tensors.keys() == b.tensors.keys()
     assert any(name.startswith("rollout_weights.2.") for name in a.tensors)
     assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors)
+
+
+def test_withheld_routers_know_no_predictor(path):
+    """Routers that never arrive lack the predictor by which Pr3 corrects features; other tensors may stay away."""
+    for missing in ("routers", "all"):
+        with pytest.raises(ConfigError, match=rf"withhold routers .* got Pr3 with missing: {missing}"):
+            config(path, "--engine.defects", f"[{{kind: partial_weights, missing: {missing}}}]", *PR3)
+    config(path, "--engine.defects", "[{kind: partial_weights, missing: experts}]", *PR3)
+
+
+def test_a_run_without_routers_or_room_is_refused_at_once(path):
+    """Layers that are all dense have nothing to replay, and a response must fit the model's positions."""
+    dense = ("--model.dense_layers", "[0, 1]", "--model.num_layers", "2")
+    with pytest.raises(ConfigError, match=r"replay.mode: expected none for a model without routers, got Pr3"):
+        config(path, *dense, *PR3)
+    shift = ("--algorithm.objective", "{preset: grpo, router_shift_floor: 0.8}")
+    with pytest.raises(ConfigError, match=r"router_shift_floor: expected 1 for a model without routers, got 0.8"):
+        config(path, *dense, "--algorithm.replay.mode", "none", *shift)
+    long = config(path, "--algorithm.sampling.max_tokens", "5000")
+    with pytest.raises(ValueError, match=r"max_tokens: expected at most the model's 4096 positions, .* got 5000"):
+        run(long, progress="none")
 
 
 def test_stale_weights_know_no_predictor(path):
