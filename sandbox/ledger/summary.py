@@ -110,7 +110,7 @@ def word_text(outcome: Outcome) -> str:
 
 def means_text(outcome: Outcome, side: int) -> str:
     """The mean over seeds of the measure, on the treatment's side (0) or the control's (1)."""
-    return f"{mean_of(outcome, side):.3g}" if outcome.values else OPEN
+    return _digits(mean_of(outcome, side)) if outcome.values else OPEN
 
 
 def effect_text(outcome: Outcome) -> str:
@@ -121,8 +121,13 @@ def effect_text(outcome: Outcome) -> str:
     numbers = [found.mean, found.low, found.high]
     if outcome.prediction.is_factor:
         numbers = [_factor(x) for x in numbers]
-    mean, low, high = (f"{x:.3g}" for x in numbers)
+    mean, low, high = map(_digits, numbers)
     return f"{'× ' if outcome.prediction.is_factor else ''}{mean} ({low} to {high})"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, but whole numbers from 1000 to 100,000."""
+    return f"{value:.0f}" if 999.5 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def test_text(outcome: Outcome) -> str:

@@ -188,3 +188,9 @@ def test_the_page_is_whole_and_loads_nothing(text: str) -> None:
     inner = [address for address in seen.addresses if address.startswith("#")]
     assert len(inner) >= len(CHOSEN) and {address[1:] for address in inner} <= set(seen.ids)
     assert all(address.startswith(("data:", "#")) for address in seen.addresses)
+
+
+def test_effects_have_three_digits_and_no_exponent_below_a_hundred_thousand() -> None:
+    """999.6 rounds to 1000, not to 1e+03; numbers near 0 keep their exponent."""
+    shown = [summary._digits(value) for value in (0.12345, 304.4, 999.4, 999.6, -1514.2, 2e5, 6.84e-14)]
+    assert shown == ["0.123", "304", "999", "1000", "-1514", "2e+05", "6.84e-14"]
