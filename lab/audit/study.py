@@ -46,7 +46,7 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
     table = ratios(frame, first, second)
     text = [
         f"# {first} against {second}: which gradient is less biased, and where this changes",
-        "An engine mu samples that is not quite the policy pi that is trained, so every objective's gradient is "
+        "The policy mu that samples is not quite the policy pi that is trained, so every objective's gradient is "
         f"biased. This page says when that of `{first}` is less biased than that of `{second}` (formulas under "
         "*Design*), for small random policies, all of whose responses are enumerated.",
         "\n".join(f"- {one}" for one in [*sentences(config, frame), *_raises(table, first, second)]),
