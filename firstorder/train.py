@@ -23,10 +23,7 @@ def train(
         bool, typer.Option("--resume/--fresh", help="Continue the newest run of this config, or start one.")
     ] = False,
     resume_if_any: Annotated[
-        bool,
-        typer.Option(
-            "--resume-if-any", help="Continue the newest run of this config unless it has ended, else start one."
-        ),
+        bool, typer.Option("--resume-if-any", help="As --resume, but start a run where there is none to continue.")
     ] = False,
     progress: Annotated[
         Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line per step (for logs), or nothing.")

@@ -64,7 +64,7 @@ def held() -> Iterator[None]:
         with kept_handlers():
             if threading.current_thread() is threading.main_thread():
                 for signum in SIGNALS:
-                    # Noted, not raised: after a handler that returns, Python goes on with the interrupted system call.
+                    # Noted, not raised: after a handler that returns, Python continues the interrupted system call.
                     signal.signal(signum, lambda number, _: waiting.append(number))
             yield
     finally:

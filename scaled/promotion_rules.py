@@ -152,7 +152,7 @@ def _multiplier(move: Move) -> Computed:
             None,
             "the runs' default, which follows the learning rate: no paper trains the target's model with this mode",
         )
-    after = _learning_rate(move)[0]
+    after = _learning_rate(move)[0] or before  # a rate of 0 moves nothing, whatever the multiplier
     # As the default: AdamW moves a weight by about its rate, so the product with the model's rate is kept.
     return multiplier * before / after, (
         f"the runs' {multiplier:g} x {before:g} / {after:g}, the same predictor rate: no paper trains the target's "

@@ -123,7 +123,7 @@ class Session:
         recorder = RunRecorder(config, folder, partial(self._evaluate, rollout, schedule), shown, loggers, decode)
         try:
             schedule.start(first, backlog, ahead)
-            # The probe runs even where row 0 exists: a continued run has pushed its weights anew.
+            # The probe runs even where row 0 exists: a continued run has pushed its weights again.
             recorder.begin(probe(rollout, training, first, self._first_rollouts(rollout, first)))
             self.interruptions.end()
             for step in range(first, config.num_steps):

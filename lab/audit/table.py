@@ -19,6 +19,7 @@ from rich.table import Table
 from scipy import stats
 
 from lab.report.style import number
+from theory.objectives.factors import LARGEST
 from theory.streams import derive_seed
 
 COLUMNS: dict[str, str] = {
@@ -202,7 +203,7 @@ def _log_ratios(above: pd.DataFrame, below: pd.DataFrame) -> NDArray[np.float64]
 
 
 def _exp(log: float) -> float:
-    return math.exp(log) if log < 700 else math.inf
+    return math.exp(log) if log <= LARGEST else math.inf
 
 
 # ---- as text ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class StepByStep:
         from greenlet import getcurrent
 
         if not self._inner.dead:
-            # Its parent, too: when the loop ends or raises, the parent goes on, so that `advance` raises the error.
+            # Its parent, too: when the loop ends or raises, the parent continues, so that `advance` raises the error.
             self._outer = self._inner.parent = getcurrent()
             self._inner.switch()
         if self._inner.dead:

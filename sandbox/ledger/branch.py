@@ -158,7 +158,7 @@ def _at_the_state(
     probes["kl_before"] = fmean(one.metrics["rollout_corr/k3_kl"] for one in rounds)
     after = config.algorithm.batch.num_minibatches - 1
     if after:
-        # Built anew: the rounds above have trained the arm's predictor, if it has one.
+        # Built again: the rounds above have trained the arm's predictor, if it has one.
         learner = _learner_at(config, task, state)
         late = gradients(learner, step, num, after)
         truth = reference(start, task, learner.model, _first_step(config, "late reference"), budget.late_reference)

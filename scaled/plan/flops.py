@@ -13,7 +13,7 @@ from scaled.config import TrainingBlock
 from scaled.plan import payloads
 
 
-# Cached: `passes` asks for every micro-batch, and a shape counts its weights from the table anew each time.
+# Cached: `passes` asks for every micro-batch, and a shape counts its weights from the table each time.
 @functools.cache
 def matrix_flops(shape: ModelShape) -> int:
     """FLOPs of one token's matrix products, forward: 2 x (active weights - embedding - norms), head included."""
