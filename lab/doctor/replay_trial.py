@@ -99,7 +99,7 @@ class _Scored:
 
     def under(self, precision: Precision, record: RoutingRecord | None = None) -> Float[Tensor, " n"]:
         """Log-probabilities in that precision; float32 is exact."""
-        # Rounded anew at every call: the copies of all precisions would be in memory at once otherwise.
+        # Rounded again at every call: the copies of all precisions would be in memory at once otherwise.
         model = self.reference if precision == "fp32" else self.reference.rounded(precision)
         return model.routed(self.sequences, record, self.temperature).logp_R[self.row_n].double()
 

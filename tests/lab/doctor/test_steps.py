@@ -243,7 +243,7 @@ def endless(step: int, at: int = 4) -> Trace:
 
 
 def test_a_step_with_an_infinite_ratio_is_left_out_of_its_series_and_said() -> None:
-    """exp(1e4) is beyond float64: that step has no k3 KL, the reading continues, and neither JSON nor page has infinity."""
+    """exp(1e4) is beyond float64: that step has no k3 KL, the others are read, and JSON and page have no infinity."""
     traces = [endless(step) if step in (4, 6) else endless(step, at=99) for step in range(1, 13)]
     course = course_of(traces)
     assert [step.number for step in course.steps if step.is_endless] == [4, 6]
