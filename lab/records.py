@@ -119,7 +119,7 @@ class RunFolder:
         atomic_write(self.path / "config.yaml", text)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        """manifest.json: the run's environment (see `manifest`)."""
+        """manifest.json: the run's environment and input files (see `lab.beginning`)."""
         atomic_write(self.path / "manifest.json", _json(manifest))
 
     def hashes(self) -> dict[str, str]:

@@ -71,13 +71,15 @@ class StoredVerdict(_Stored):
 
 
 class StoredManifest(_Stored):
-    """manifest.json (see `lab.manifest`)."""
+    """manifest.json (see `lab.manifest` and `lab.beginning`)."""
 
     seed: int | None = None
     commit: str | None = None
     has_local_changes: bool | None = None
     engine_kernels: str | None = None
     planned_bytes: dict[str, int] = {}
+    inputs: dict[str, str] = {}
+    resumed: list[dict[str, Any]] = []
 
 
 class StoredEvent(_Stored):

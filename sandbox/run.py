@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import warnings
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from lab.backlog import from_tensors
+from lab.beginning import input_hashes, record_process, require_same_inputs
 from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.lightning import L
@@ -20,7 +20,6 @@ from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
 from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
-from lab.tasks.readers import files as files_of
 from lab.tasks.tokenizers import load_tokenizer
 from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
@@ -64,7 +63,9 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
     with folder.hold():
-        folder.write_manifest(manifest(seed=config.seed) | {"engine": config.engine.words})
+        inputs = input_hashes(config.model.path, config.task)
+        require_same_inputs(folder, inputs)
+        record_process(folder, manifest(seed=config.seed) | {"engine": config.engine.words}, inputs)
         try:
             learner, first = _prepare(config, folder, task, progress)
         except (ValueError, OSError, NonFiniteError):
@@ -187,13 +188,8 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
 
 
 def file_hashes(config: SandboxRun) -> list[str]:
-    """SHA-256 of the files that the config only names: the model's and the task's."""
-    folder, data = config.model.path, getattr(config.task, "path", None)
-    # Sorted: glob's order is the file system's, and these hashes are part of cache keys.
-    model = (
-        [] if folder is None else sorted(p for kind in ("json", "safetensors") for p in Path(folder).glob(f"*.{kind}"))
-    )
-    return [hashlib.sha256(p.read_bytes()).hexdigest() for p in [*model, *(files_of(data) if data else [])]]
+    """Hashes of the model's and the task's files, in a fixed order and without their paths: part of cache keys."""
+    return list(input_hashes(config.model.path, config.task).values())
 
 
 def _print_cold_start(update: int, loss: float, accuracy: float) -> None:

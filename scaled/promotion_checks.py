@@ -126,6 +126,9 @@ def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:
             lines.append(f"{run.name}: manifest.json has no hashes: changes to single files would go unnoticed.")
         if run.manifest.get("commit") is None or run.manifest.get("has_local_changes"):
             lines.append(f"{run.name}: the code that ran is not a commit and cannot be looked up.")
+        others = sorted({name for process in run.manifest.get("resumed", ()) for name in process} - {"time"})
+        if others:
+            lines.append(f"{run.name}: it was continued with another {', '.join(others)} than it began with.")
     lines.append("eval/accuracy has no trace.")
     return tuple(lines)
 
@@ -178,7 +181,7 @@ def _num_held_out(config: RunConfig) -> int:
     task = config.task
     if isinstance(task, ProblemsConfig):
         # A promotion may be on another machine than its runs: their files need not be here.
-        is_here = all(Path(name).exists() for name in (task.path, task.held_out_path) if name is not None)
+        is_here = all(Path(name).exists() for name in task.named_files)
         return len(split(task)[1]) if is_here else config.evaluation.max_prompts
     return getattr(task, "num_held_out", config.evaluation.max_prompts)
 

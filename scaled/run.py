@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lab.beginning import input_hashes, record_process, require_same_inputs
 from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.progress import ProgressKind
@@ -41,13 +42,15 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
         folder.write_config(to_yaml(config))
     folder = RunFolder(folder.path.resolve())  # ranks and engines may have another working folder
     with folder.hold():
+        inputs = input_hashes(config.model.path, config.task)
+        require_same_inputs(folder, inputs)
         found = manifest(seed=config.seed)
         found["versions"] |= versions
         with cluster(config, folder.path) as places:
             # Only the cluster knows whether engines get GPUs: this process may have none.
             kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
             found |= {"layout": _layout(config), "engine_kernels": kernels}
-            folder.write_manifest(found | {"planned_bytes": metric_payloads(config, shape)})
+            record_process(folder, found | {"planned_bytes": metric_payloads(config, shape)}, inputs)
             session = Session(config, folder, task, places)
             try:
                 session.train(progress)

@@ -61,6 +61,11 @@ class TaskBlock(Strict):
 
     kind: str
 
+    @property
+    def named_files(self) -> tuple[str, ...]:
+        """The files or folders that the block only names; none for a task that makes its own problems."""
+        return ()
+
     @abstractmethod
     def task(self, tokenizer: Tokenizer | None) -> TextTask:
         """The task; `tokenizer` is given where `needs_tokenizer`. ValueError for an error in the config or the file."""

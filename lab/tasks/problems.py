@@ -52,6 +52,11 @@ class ProblemsConfig(TaskBlock):
     seed: int = Field(0, ge=0, description="names the order of the epochs and the held-out share")
 
     @property
+    def named_files(self) -> tuple[str, ...]:
+        """The problem file, and the one held out if there is one."""
+        return (self.path,) if self.held_out_path is None else (self.path, self.held_out_path)
+
+    @property
     def teachers(self) -> tuple[str, ...]:
         """The teachers that can cold-start a model on the task: the rows' own solutions, or none."""
         return () if self.solution_key is None else ("solutions",)

@@ -155,6 +155,19 @@ def test_a_damaged_checkpoint_stops_a_resume(killed: RunFolder, capsys: pytest.C
     assert train("--resume") == 0
 
 
+def test_a_run_is_not_resumed_on_other_inputs(killed: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """An input that is not as it was when the run began is named; a run that continues keeps its first manifest."""
+    first = killed.manifest()
+    assert first["inputs"] == {} and "resumed" not in first
+    killed.write_manifest(first | {"inputs": {"problems.jsonl": "0" * 64}})
+    assert fails(capsys, "--resume").startswith("problems.jsonl: expected the file with which the run in runs/failing/")
+    killed.write_manifest(first | {"num_cpus": 12345})
+    assert train("--resume") == 0
+    assert "continues with another num_cpus" in capsys.readouterr().err
+    found = killed.manifest()
+    assert found["num_cpus"] == 12345 and [entry["num_cpus"] for entry in found["resumed"]] == [first["num_cpus"]]
+
+
 def test_a_run_that_lost_its_records_is_not_resumed(killed: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A tensor that is gone from a checkpoint is named; a run without metrics.jsonl is refused, and stays as it is."""
     folder, checkpoint = killed, killed.latest_checkpoint()

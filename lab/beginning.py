@@ -1,0 +1,90 @@
+"""The start of a run's process, the same in both worlds: what it read and ran on, kept in manifest.json.
+
+A run that continues keeps the manifest of its first process, and what differs now is added to it. It is refused where
+its model or its problems changed: the steps to come would be of another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.checkpoints import sha256_of_file
+from lab.files import disk_errors
+from lab.records import RunFolder
+from lab.strict import ConfigError
+from lab.tasks.block import TaskBlock
+from lab.tasks.readers import files
+
+MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+"""Suffixes of a Hugging Face folder's config, weights, tokenizer and chat template."""
+
+WHOLE = 64 << 20
+"""Bytes up to which a file is hashed whole; the 61 GB of Qwen3-30B-A3B would take minutes at every start."""
+
+PIECES, PIECE = 16, 1 << 20
+"""Pieces of a larger file that are hashed, and the bytes of each. Other weights differ in every piece."""
+
+
+def input_hashes(model: str | None, task: TaskBlock) -> dict[str, str]:
+    """Hashes by path of the files that a config only names: the model folder's and the task's."""
+    folder = () if model is None else sorted(p for p in Path(model).glob("*") if p.suffix in MODEL_FILES)
+    data = itertools.chain.from_iterable(files(name) for name in task.named_files)
+    found = {}
+    for path in (*folder, *data):
+        with disk_errors(path, "read"):
+            found[str(path)] = sha256_of_file(path) if path.stat().st_size <= WHOLE else _of_pieces(path)
+    return found
+
+
+def _of_pieces(path: Path) -> str:
+    """`sampled:` and the SHA-256 of the size and of PIECES pieces, spread evenly from the first byte to the last."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for i in range(PIECES):
+            file.seek((size - PIECE) * i // (PIECES - 1))
+            digest.update(file.read(PIECE))
+    return f"sampled:{digest.hexdigest()}"
+
+
+def require_same_inputs(folder: RunFolder, inputs: Mapping[str, str]) -> None:
+    """ConfigError, naming the first file, where a run that continues would read others than it began with."""
+    # Empty for a run that begins, and for one of a version that did not record them.
+    before = folder.manifest().get("inputs") or inputs
+    for path in sorted(before.keys() | inputs.keys()):
+        old, new = (hashes.get(path, "no such file") for hashes in (before, inputs))
+        if old != new:
+            raise ConfigError(
+                f"{path}: expected the file with which the run in {folder.path} began ({old[:20]}), got another "
+                f"({new[:20]}); put it back, or start again with --fresh"
+            )
+
+
+def record_process(folder: RunFolder, environment: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
+    """Writes manifest.json, or adds this process to `resumed` there, with all in which it differs from the first.
+
+    Says so on stderr where something differs: the bits may, too.
+    """
+    first = folder.manifest()
+    if not first:
+        folder.write_manifest({**environment, "inputs": dict(inputs)})
+        return
+    differing = {name: value for name, value in environment.items() if first.get(name) != value}
+    if differing:
+        print(
+            f"{folder.path} continues with another {', '.join(differing)} than it began with: its numbers may differ "
+            "from those of a run that was never stopped",
+            file=sys.stderr,
+        )
+    entry = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", **differing}
+    # A run of an older version gets its inputs now, so that they are checked from here on.
+    folder.write_manifest({"inputs": dict(inputs)} | first | {"resumed": [*first.get("resumed", []), entry]})
+
+
+__all__ = ["input_hashes", "record_process", "require_same_inputs"]
