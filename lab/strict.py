@@ -26,9 +26,9 @@ class ConfigError(ValueError):
 
 
 class Strict(pydantic.BaseModel):
-    """A config block: frozen, no unknown keys, no coercion."""
+    """A config block: frozen, no unknown keys, no coercion, finite numbers; fields that take infinity say so."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)

@@ -23,7 +23,7 @@ from theory.exact.policies import FEATURES
 from theory.exact.tree import PrefixTree
 from theory.names import did_you_mean
 
-Level = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Level = Annotated[float, Field(ge=0)]
 Length = Annotated[int, Field(ge=1)]
 
 

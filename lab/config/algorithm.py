@@ -40,8 +40,9 @@ class CorrectionBlock(Strict):
     Bounds are on old/mu. verl's k1 bounds are on mu/old: its "a_b" is lo = 1/b, hi = 1/a (docs/objectives.md).
     """
 
-    # Extra keys are allowed because the correction knows its parameters: `build` refuses any other.
-    model_config = ConfigDict(extra="allow")
+    # Extra keys are allowed because the correction knows its parameters: `build` refuses any other. A cap of infinity
+    # is an untruncated weight.
+    model_config = ConfigDict(extra="allow", allow_inf_nan=True)
     __pydantic_extra__: dict[str, float]
 
     name: str = Field(
@@ -63,7 +64,8 @@ def _number(name: str) -> Any:
     having = [p for p, o in PRESETS.items() if name in about(type(o.trust_region)) | about(type(o.correction))]
     words = f"{having[0]}: {NUMBERS[name].words}" if len(having) == 1 else NUMBERS[name].words
     bounds: dict[str, Any] = NUMBERS[name].bounds
-    return (float | None, Field(default=None, description=words, **bounds))
+    # Infinity is a bound that never binds.
+    return (float | None, Field(default=None, description=words, allow_inf_nan=True, **bounds))
 
 
 # A type checker cannot follow create_model, and takes the base without the numbers.
@@ -177,7 +179,7 @@ class AlgorithmConfig(Strict):
     batch: BatchBlock = Field(default_factory=BatchBlock, description="one global step")
     sampling: SamplingBlock = Field(default_factory=SamplingBlock, description="how responses are drawn")
     dynamic_sampling: DynamicSamplingBlock = Field(
-        default_factory=DynamicSamplingBlock, description="drawing again where a group teaches nothing (DAPO)"
+        default_factory=DynamicSamplingBlock, description="drawing again for groups whose rewards are all equal (DAPO)"
     )
     optimizer: OptimizerBlock = Field(default_factory=OptimizerBlock, description="AdamW")
     freeze_router: bool = derived(Algorithm, "freeze_router")

@@ -27,7 +27,7 @@ from theory.exact.tree import PrefixTree
 from theory.names import did_you_mean, unknown_name
 
 Count = Annotated[int, Field(ge=1)]
-BatchSize = Annotated[float, Field(gt=0)]
+BatchSize = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
 class PolicyBlock(Strict):
@@ -79,10 +79,8 @@ class ErrorBlock(Strict):
     """An engine error, by its KL at the start, or by its scale (top_p, rounded and floating by scale alone)."""
 
     kind: str = Field(description=f"exact, or one of {', '.join(ERRORS)}")
-    token_kl: float | None = Field(
-        default=None, gt=0, allow_inf_nan=False, description="KL(mu || pi) of the first policy, nats per token"
-    )
-    scale: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="the dial itself")
+    token_kl: float | None = Field(default=None, gt=0, description="KL(mu || pi) of the first policy, nats per token")
+    scale: float | None = Field(default=None, gt=0, description="the dial itself")
 
     @model_validator(mode="after")
     def _has_one_dial(self) -> ErrorBlock:

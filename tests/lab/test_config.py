@@ -19,7 +19,7 @@ from lab.verdict import VerdictRules
 
 class Round(Strict):
     kind: Literal["round"] = "round"
-    radius: float = Field(default=1.0, gt=0, description="radius, in metres")
+    radius: float = Field(default=1.0, gt=0, allow_inf_nan=True, description="radius, in metres")
 
 
 class Square(Strict):
@@ -57,7 +57,7 @@ def from_text(folder: Path, text: str, *overrides: str) -> Toy:
 # -- there and back
 
 
-floats = st.floats(allow_nan=False)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 shape_values = st.one_of(
     st.builds(Round, radius=st.floats(min_value=1e-300, allow_infinity=True)),
     st.builds(Square, sides=st.tuples(floats, floats), is_filled=st.booleans()),
@@ -151,6 +151,9 @@ BOMB = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("count: true", "count: expected a valid integer, got true"),
         ("count: -1", "count: expected a value greater than or equal to 0, got -1"),
         ("count: '1'", 'count: expected a valid integer, got "1"'),
+        ("rate: .inf", "rate: expected a finite number, got Infinity"),
+        ("rate: .nan", "rate: expected a finite number, got NaN"),
+        ("shape: {kind: round, radius: .nan}", "shape.radius: expected a value greater than 0, got NaN"),
         ("name: 3", "name: expected a valid string, got 3"),
         ("mode: r3", "mode: expected 'none' or 'R3', got \"r3\""),
         ("shape: {kind: triangle}", "shape.kind: expected one of 'round', 'square', got triangle"),
