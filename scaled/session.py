@@ -13,6 +13,7 @@ from functools import partial
 
 from lab.ending import finish
 from lab.evaluation import evaluate
+from lab.interrupts import Interrupted
 from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError, RunRecorder, Scalars
@@ -87,8 +88,12 @@ class Session:
     def ranks(self) -> TrainingGroup:
         """The training engine; colocated, it frees the memory that engines take when they start."""
         ranks = training_group(self.config, self.places, self.meter)
-        if self._takes_turns:
-            ranks.give_way()
+        try:
+            if self._takes_turns:
+                ranks.give_way()
+        except BaseException:
+            ranks.close()  # the caller has no group to close, and the living ranks hold the next one's places
+            raise
         return ranks
 
     @property
@@ -132,6 +137,9 @@ class Session:
         except ArithmeticError:
             checkpoints.finish()  # the ranks are alive, so the checkpoint that they are writing is whole
             raise
+        except Interrupted:
+            rollout.close()  # else `schedule.close` waits for a batch: minutes, where Slurm kills after 30 s
+            raise
         finally:
             checkpoints.abandon()  # one that is still open lacks the part of a dead rank
             schedule.close()  # ends the batch in flight before the next schedule uses the engines
@@ -164,6 +172,10 @@ class Session:
             # The verdict reads the end of the run from this row; without it the run would only look cut short.
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
             self._finish(checkpoints)
+            raise
+        except ProbeError as error:
+            if error.step is not None:  # the step is whole, and its row is the evidence
+                recorder.append(step + 1, error.step.metrics | dict(self.meter.take()))
             raise
         # Before the probe, whose time is no part of the step.
         measured = dict(self.meter.take()) | self.processors.take(training.actors, idle)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scaled.config import PrecisionBlock, ProbeBlock, TrainingBlock
 from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
+from theory.loop import StepResult
 from theory.routing.passes import RoutingPlan
 from theory.streams import stream
 
@@ -30,7 +31,14 @@ CACHE_LEVELS = {"same": 0.0, "fp8": 0.25}
 
 
 class ProbeError(ArithmeticError):
-    """An engine and the trainer disagree beyond the precision's level; the message names engine and numbers."""
+    """An engine and the trainer disagree beyond the precision's level; the message names engine and numbers.
+
+    `step` is the global step that made the weights, where a schedule trained it and has not returned it.
+    """
+
+    def __init__(self, message: str, step: StepResult | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 @runtime_checkable

@@ -80,6 +80,11 @@ class RolloutGroup(ActorGroup):
         self.actors = [cluster.spawn("engine", i, EngineActor) for i in range(num_engines)]
         self._call_all("start", build)
 
+    def close(self) -> None:
+        """Ends the engines for good: a thread that waits for one gets EngineLost, and none takes its place."""
+        self.max_restarts = -1
+        super().close()
+
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         """As theory's contract; the draw does not depend on how many engines share the prompts, nor on their shares.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from scaled.cluster.probe import ProbeError
 from scaled.config import ScheduleBlock
 from theory.algorithm import Algorithm
 from theory.contracts import NamedTensors, RolloutEngine, Rollouts, Task, TrainingEngine
@@ -130,7 +131,10 @@ class Asynchronous(Synchronous):
         self._load(self.newest)
 
     def step(self, step: int) -> StepResult:
-        """Learns from the batch at hand while the engines sample later ones."""
+        """Learns from the batch at hand while the engines sample later ones.
+
+        A ProbeError of the weights that this step made has its result.
+        """
         # `newest` is version `step` here, so batch step + k gets version step; at the start all batches get the first.
         while self.next_batch <= min(step + self.block.steps_off, self.num_steps - 1):
             self.batches[self.next_batch] = self.thread.submit(self._sample, self.next_batch, self.newest)
@@ -144,7 +148,10 @@ class Asynchronous(Synchronous):
             recent = following.result().rollouts
         self.newest = self._exported(step + 1, recent)
         if self.block.steps_off == 1:
-            self._load(self.newest)
+            try:
+                self._load(self.newest)
+            except ProbeError as error:
+                raise ProbeError(str(error), result) from error
         return result
 
     def settle(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from scaled.cluster.probe import ProbeError
 from scaled.cluster.saving import batch_of, batch_tensors
 from scaled.cluster.schedule import Asynchronous, version_lags
 from scaled.config import ScheduleBlock
@@ -220,6 +221,26 @@ def test_settled_engines_hold_the_trainers_weights() -> None:
     schedule.close()
     assert [v for event, v in engine.events if event == "load"] == list(range(N + 1))
     assert found == one_after_the_other(3, world())
+
+
+def test_a_disagreement_one_step_off_keeps_the_step_that_was_trained() -> None:
+    """Engines that disagree with the weights of step 1 stop the run with that step's result, equal to the loop's."""
+
+    def doubtful(version: int, recent: Rollouts) -> Callable[[], dict[str, float]]:
+        def metrics() -> dict[str, float]:
+            if version == 2:
+                raise ProbeError("engine 0 disagrees")
+            return {}
+
+        return metrics
+
+    schedule = Asynchronous(N, *world(), 3, ScheduleBlock(steps_off=1, max_staleness=1), stage=staged, check=doubtful)
+    schedule.start(0)
+    schedule.step(0)
+    with pytest.raises(ProbeError, match=r"^engine 0 disagrees$") as error:
+        schedule.step(1)
+    schedule.close()
+    assert error.value.step is not None and error.value.step.metrics == one_after_the_other(1, world())[1]
 
 
 @pytest.mark.parametrize("steps_off", LAGS)

@@ -68,6 +68,22 @@ def test_a_death_at_the_start_costs_one_more_build(cluster: Cluster, tmp_path: P
     group.close()
 
 
+def test_a_group_that_is_closed_ends_a_call_in_flight(cluster: Cluster, tmp_path: Path) -> None:
+    """A thread that waits for engines is told that they are lost, and none is started in their place."""
+    build = partial(world.build_engine, DEFECT, hold := tmp_path / "hold")
+    group = RolloutGroup(cluster, build, 2, timeout_s=600.0, max_restarts=9, bucket_bytes=world.BUCKET)
+    group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
+    hold.mkdir()
+
+    def close() -> None:
+        wait_for(hold)
+        group.close()
+
+    with pytest.raises(EngineLost, match="its process ended"):
+        meanwhile(lambda: group.generate(worlds.prompts(5), world.SAMPLING), close)
+    assert group.restarts == 0 and group.actors == []
+
+
 def test_early_ends_are_shared(engines: RolloutGroup) -> None:
     """Five groups on two engines, three of them enough: each has whole groups, 3 and 2, and ends with the
     second; every response is the one engine's, or its beginning: of group 1 the 54 tokens until group 0 has ended."""
