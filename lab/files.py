@@ -100,6 +100,7 @@ def append_line(path: Path, line: bytes) -> None:
     """Appends the line (given without line break), creating the file if absent, and waits until the disk has it.
 
     A torn line that a killed process left behind is removed first; after a RecordError the others are as they were.
+    Only one process may append at a time (`exclusive`): a second could cut off the line that the first is writing.
     """
     with disk_errors(path), open(path, "a+b", buffering=0) as file:
         end = _end_of_last_line(file)

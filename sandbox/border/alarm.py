@@ -1,8 +1,8 @@
 """An alarm that a person can set: one metric and one limit, chosen on some runs and tried on others.
 
-A row holds each metric's means over windows of a run. The alarm of a rule goes off at the end of the first window whose
-mean is beyond the limit. If the rule is `relative`, it is the ratio to the mean of the run's first two windows that
-counts, and the alarm goes off after these at the earliest. It is *in time* for a run that collapses if it goes off
+A row holds each metric's means over windows of a run. The alarm of a rule goes off at the last step of the first window
+whose mean is beyond the limit. If the rule is `relative`, it is the ratio to the mean of the run's first two windows
+that counts, and the alarm goes off after these at the earliest. It is *in time* for a run that collapses if it goes off
 before the collapse (see `ledger/course.py`), and *false* in a run that does not collapse.
 
 The rule is chosen by its score: the share of collapsing runs in which it is in time minus the share of others in which
@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
+from sandbox.ledger.cells import last_step
 from sandbox.ledger.claim import Row
 from sandbox.ledger.course import collapse_step, collapsed
 
@@ -80,20 +81,20 @@ class Trial:
 
 
 def alarm_at(rule: AlarmRule, row: Row) -> float | None:
-    """The share of a run after which the rule's alarm goes off, at the end of a window; None if it stays silent."""
-    return _first_beyond(_signal(row, rule.metric, rule.relative), rule)
+    """The share of a run after which the rule's alarm goes off, at a window's last step; None if it stays silent."""
+    return _first_beyond(_signal(row, rule.metric, rule.relative), row["num_steps"], rule)
 
 
-def _first_beyond(signal: Float[np.ndarray, " windows"], rule: AlarmRule) -> float | None:
+def _first_beyond(signal: Float[np.ndarray, " windows"], num_steps: int, rule: AlarmRule) -> float | None:
     # False for nan: windows without a value, and the first ones of a relative rule.
     beyond = signal > WATCHED[rule.metric] * rule.limit
-    return float((beyond.argmax() + 1) / len(signal)) if beyond.any() else None
+    return last_step(int(beyond.argmax()), num_steps, len(signal)) / num_steps if beyond.any() else None
 
 
 def tried(rule: AlarmRule, rows: Sequence[Row]) -> Trial:
     """The trial of the rule on the rows with a known end."""
     known, ends = _ends(rows)
-    return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], ends)
+    return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], _lengths(known), ends)
 
 
 def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
@@ -102,10 +103,19 @@ def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
     return known, [None if (step := collapse_step(row)) is None else step / row["num_steps"] for row in known]
 
 
-def _trial(rule: AlarmRule, signals: Sequence[Float[np.ndarray, " windows"]], ends: Sequence[float | None]) -> Trial:
+def _lengths(rows: Sequence[Row]) -> list[int]:
+    return [row["num_steps"] for row in rows]
+
+
+def _trial(
+    rule: AlarmRule,
+    signals: Sequence[Float[np.ndarray, " windows"]],
+    lengths: Sequence[int],
+    ends: Sequence[float | None],
+) -> Trial:
     in_time, late, false, others, leads = 0, 0, 0, 0, []
-    for signal, end in zip(signals, ends, strict=True):
-        alarm = _first_beyond(signal, rule)
+    for signal, num_steps, end in zip(signals, lengths, ends, strict=True):
+        alarm = _first_beyond(signal, num_steps, rule)
         if end is None:
             others, false = others + 1, false + (alarm is not None)
         elif alarm is not None and alarm < end:
@@ -124,7 +134,9 @@ def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list
         pairs = []
         for relative in (False, True):
             # Shared by all GRID rules.
-            signals = [([_signal(row, metric, relative) for row in known], ends) for known, ends in strata]
+            signals = [
+                ([_signal(row, metric, relative) for row in known], _lengths(known), ends) for known, ends in strata
+            ]
             for rule in _candidates(metric, relative, rows):
                 score = mean_score([_trial(rule, *own) for own in signals])
                 if not math.isnan(score):

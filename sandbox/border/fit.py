@@ -2,7 +2,7 @@
 
 A candidate x is known before training: it depends on N and on the engine gap of the initial model. P(collapse) =
 1 / (1 + exp(-(a + b log x))); the border is x* = exp(-a / b), where half of the runs collapse. The best candidate has
-the largest likelihood; the page shows all of them.
+the largest likelihood; the page shows all of them, and how often each is the best of a bootstrap's draws of the seeds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
 Numbers = Float[np.ndarray, " runs"]
@@ -34,13 +35,17 @@ RIDGE = 1e-2
 """Penalty on b^2 / 2: without it the likelihood has no maximum if a candidate separates the runs completely."""
 
 
+ALIKE = 2.0
+"""Numbers whose deviances differ by less are called equally good: their likelihoods have a ratio below e."""
+
+
 @dataclass(frozen=True)
 class BorderFit:
     """A candidate's regression: its deviance, the area under its ROC curve, and the border x* with a 95% interval.
 
     deviance: -2 log likelihood, in [0, inf); less is better, and `null` is that without a candidate. auc: share of
     pairs of a collapsed and another run that x orders correctly, in [0, 1]. The interval is a percentile bootstrap over
-    seeds.
+    seeds; num_best: draws, the same for all candidates, in which this one has the least deviance.
     """
 
     name: str
@@ -53,6 +58,7 @@ class BorderFit:
     border: float
     low: float
     high: float
+    num_best: int
 
 
 def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: int = 200) -> list[BorderFit]:
@@ -63,8 +69,19 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
     found = known(runs)
     if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
         raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
-    fits = [_fit(name, found, num_draws) for name in names or CANDIDATES]
+    names = list(names or CANDIDATES)
+    draws = _draws(found, num_draws)
+    drawn = {name: [_of_draw(name, found, draw) for draw in draws] for name in names}
+    deviances = np.array([[deviance for _, deviance in drawn[name]] for name in names]).reshape(len(names), len(draws))
+    counts = np.bincount(deviances.argmin(axis=0), minlength=len(names))
+    fits = [_fit(name, found, [b for b, _ in drawn[name]], int(n)) for name, n in zip(names, counts, strict=True)]
     return sorted(fits, key=lambda one: one.deviance)
+
+
+def alike(fits: Sequence[BorderFit]) -> list[BorderFit]:
+    """The fits that are as good as the best one, to ALIKE, the best first."""
+    least = min(one.deviance for one in fits)
+    return sorted((one for one in fits if one.deviance - least < ALIKE), key=lambda one: one.deviance)
 
 
 def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
@@ -89,25 +106,35 @@ def _points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
     return np.log(CANDIDATES[name](columns)), runs["collapsed"].to_numpy(dtype=np.float64)
 
 
-def _fit(name: str, runs: pd.DataFrame, num_draws: int) -> BorderFit:
+def _draws(runs: pd.DataFrame, num_draws: int) -> list[NDArray[np.intp]]:
+    """The runs of each bootstrap draw of the seeds, by number; draws whose runs all end alike are left out."""
+    y = runs["collapsed"].to_numpy(dtype=np.float64)
+    # Runs of one seed share an initial model, so the bootstrap draws seeds.
+    groups = [np.flatnonzero(runs["seed"].to_numpy() == seed) for seed in runs["seed"].unique()]
+    # A fixed seed: the page comes out the same from the same rows.
+    generator = np.random.default_rng(0)
+    drawn = [
+        np.concatenate([groups[i] for i in generator.integers(len(groups), size=len(groups))]) for _ in range(num_draws)
+    ]
+    # Seeds whose runs all end alike have no border.
+    return [one for one in drawn if 0 < y[one].sum() < len(one)]
+
+
+def _of_draw(name: str, runs: pd.DataFrame, draw: NDArray[np.intp]) -> tuple[float, float]:
+    """The border x* and the deviance of a candidate on the runs of a draw."""
+    x, y = (column[draw] for column in _points(name, runs))
+    a, b = logistic(x, y)
+    return _border(a, b), deviance(a, b, x, y)
+
+
+def _fit(name: str, runs: pd.DataFrame, borders: Sequence[float], num_best: int) -> BorderFit:
     x, y = _points(name, runs)
     a, b = logistic(x, y)
     share = y.mean()
     null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
-    # Runs of one seed share an initial model, so the bootstrap draws seeds.
-    groups = [np.flatnonzero(runs["seed"].to_numpy() == seed) for seed in runs["seed"].unique()]
-    # A fixed seed: the page comes out the same from the same rows.
-    generator, borders = np.random.default_rng(0), []
-    for _ in range(num_draws):
-        drawn = np.concatenate([groups[i] for i in generator.integers(len(groups), size=len(groups))])
-        # Seeds whose runs all end alike have no border.
-        if 0 < y[drawn].sum() < len(drawn):
-            slope = logistic(x[drawn], y[drawn])
-            borders.append(_border(*slope))
-    low, high = np.quantile(borders, [0.025, 0.975]) if borders else (math.nan, math.nan)
-    return BorderFit(
-        name, len(y), int(y.sum()), deviance(a, b, x, y), null, auc(x, y), b, _border(a, b), float(low), float(high)
-    )
+    low, high = (float(end) for end in np.quantile(borders, [0.025, 0.975])) if borders else (math.nan, math.nan)
+    numbers = deviance(a, b, x, y), null, auc(x, y), b, _border(a, b), low, high
+    return BorderFit(name, len(y), int(y.sum()), *numbers, num_best)
 
 
 def _border(a: float, b: float) -> float:
@@ -144,4 +171,6 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
     return float((ranks[ones].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
 
 
-__all__ = ["CANDIDATES", "RIDGE", "BorderFit", "auc", "deviance", "expected", "fit_all", "known", "logistic"]
+__all__ = [
+    "ALIKE", "CANDIDATES", "RIDGE", "BorderFit", "alike", "auc", "deviance", "expected", "fit_all", "known", "logistic",
+]  # fmt: skip

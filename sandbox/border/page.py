@@ -10,13 +10,13 @@ import pandas as pd
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import Trial, by_updates, choose, mean_score, share_text, tried
-from sandbox.border.fit import BorderFit, expected, fit_all, known
+from sandbox.border.fit import ALIKE, BorderFit, alike, expected, fit_all, known
 from sandbox.border.lengths import alarm_elsewhere, is_branch, is_on_sums
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
 from sandbox.border.pictures import TITLES
 from sandbox.border.regimes import markdown as regimes_on_map
-from sandbox.border.table import FIRST, places, runs, story, where
+from sandbox.border.table import FIRST, on_map, places, runs, story, where
 from sandbox.claims.border_arms import ROUTER_GAPS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Row
@@ -225,32 +225,49 @@ def _number(table: pd.DataFrame, rows: Mapping[str, Row]) -> str:
 
     The fits leave out the controls, whose errors are of other kinds, and gaps beyond the map.
     """
-    own = where(_on_map(table), remedy="none")
+    own = where(on_map(table), remedy="none")
     try:
         fits = fit_all(own)
     except ValueError:
         return ""
     lines = [
         (f"`{one.name}`", number(one.null - one.deviance), f"{one.auc:.2f}", number(one.border),
-         f"{number(one.low)} to {number(one.high)}", f"{one.slope:.2f}")
+         f"{number(one.low)} to {number(one.high)}", f"{one.slope:.2f}", str(one.num_best))
         for one in fits
     ]  # fmt: skip
-    titles = ("number", "deviance explained", "area under ROC", "border x*", "95%", "slope")
+    titles = ("number", "deviance explained", "area under ROC", "border x*", "95%", "slope", "best in")
     words = (
         f"## One number for the border\n\n{fits[0].num_runs} runs of the map without a remedy, "
         f"{fits[0].num_collapsed} collapsed; P(collapse) = 1 / (1 + exp(-(a + b log x))), x* = where half collapse. "
         "Exploratory.\n"
     )
     (border,) = (one.border for one in fits if one.name == "KL x N")
-    parts = [words, markdown_table(titles, lines), _moved(table, fits[0].name), _papers(fits)]
+    parts = [words, _compared(fits), markdown_table(titles, lines), _moved(table, fits[0].name), _papers(fits)]
     return "\n".join([*parts, regimes_on_map(rows, table, border)])
+
+
+def _compared(fits: Sequence[BorderFit]) -> str:
+    """The numbers that predict collapse about as well as the best one, in a sentence."""
+    best, *others = alike(fits)
+    start = f"Of {len(fits)} numbers tried, `{best.name}` predicts collapse best."
+    if others:
+        *named, last = (f"`{one.name}`" for one in (best, *others))
+        start = (
+            f"Of {len(fits)} numbers tried, {1 + len(others)} predict collapse about equally well: "
+            f"{', '.join(named)} and {last}, whose\ndeviances differ by less than {ALIKE:g}."
+        )
+    draws = sum(one.num_best for one in fits)
+    return (
+        f"{start} The last column counts the draws, of {draws} of a bootstrap over seeds, in\n"
+        "which a number is the best of all.\n"
+    )
 
 
 def _moved(table: pd.DataFrame, name: str) -> str:
     """For every remedy and control: the number of collapses expected by the regression on the map's runs without a
     remedy, and the actual number."""
-    unaided = where(_on_map(table), remedy="none")
-    tried = [(title, where(_on_map(table), remedy=remedy)) for remedy, title in TITLES.items() if remedy != "none"]
+    unaided = where(on_map(table), remedy="none")
+    tried = [(title, where(on_map(table), remedy=remedy)) for remedy, title in TITLES.items() if remedy != "none"]
     tried += [(f"no remedy, {words}", where(table, gap=gap, remedy="none")) for gap, words in CONTROLS.items()]
     lines = []
     for title, runs_of_it in tried:
@@ -259,11 +276,6 @@ def _moved(table: pd.DataFrame, name: str) -> str:
             count = int(own["collapsed"].to_numpy(dtype=float).sum())
             lines.append((title, str(len(own)), f"{expected(name, unaided, own):.1f}", str(count)))
     return MOVED.format(name=name) + "\n" + markdown_table(("runs with", "runs", "expected", "collapsed"), lines)
-
-
-def _on_map(table: pd.DataFrame) -> pd.DataFrame:
-    """The runs whose engine is one of the map's: FP8 and router noise up to 0.5, or exact."""
-    return table.loc[table["gap"].isin(ROUTER_GAPS)]
 
 
 def _papers(fits: Sequence[BorderFit]) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from sandbox.claims import CLAIMS
-from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, at
+from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at
 from sandbox.ledger.cells import MAX_GRAD_NORM, Regime, key
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
@@ -104,6 +104,13 @@ def by_staleness(found: pd.DataFrame, gap: str, measure: str) -> dict[str, dict[
     return lines
 
 
+def on_map(table: pd.DataFrame) -> pd.DataFrame:
+    """The runs whose engine is one of the map's: FP8 and router noise up to 0.5, or exact; not the controls."""
+    found = table.loc[table["gap"].isin(ROUTER_GAPS)]
+    assert isinstance(found, pd.DataFrame)
+    return found
+
+
 STORY = {
     ("grpo", "exact", "none"): False, ("grpo", "r0.5", "none"): True, ("grpo", "r0.5", "R2"): True,
     ("grpo", "r0.5", "tis"): False, ("grpo", "r0.5", "R3"): False, ("minirl", "r0.5", "none"): False,
@@ -136,4 +143,4 @@ def same_as(gap: str, n: int, remedy: str) -> str:
     return remedy
 
 
-__all__ = ["FIRST", "PLACE", "STORY", "by_staleness", "places", "runs", "same_as", "story", "where"]
+__all__ = ["FIRST", "PLACE", "STORY", "by_staleness", "on_map", "places", "runs", "same_as", "story", "where"]

@@ -6,18 +6,19 @@ new field of the schema invalidates no row. A regime's file states all that matt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.config.load import NOT_HASHED, apply, read
-from lab.files import append_line, whole_lines
+from lab.files import append_line, exclusive, whole_lines
 from lab.manifest import manifest
 from lab.records import RunFolder
 from lab.strict import ConfigError, validate
@@ -134,7 +135,8 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:
     """Sets N mini-batches per global step with N times the prompts, and divides all numbers of steps by N.
 
-    So the verdict's rules see the same number of responses for every N.
+    The run's updates are the same for every N. Other numbers of steps are rounded down: where N divides them, the
+    verdict's rules and the evaluations come after as many responses; at N = 16, 40 steps become 2, or 32 updates.
     """
     batch, rules = raw["algorithm"]["batch"], raw.get("verdict", {})
     if raw["num_steps"] % n or batch.get("num_minibatches", 1) != 1:
@@ -196,6 +198,11 @@ def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> 
     return [float(f"{math.fsum(values) / len(values):.4g}") if values else None for values in kept]
 
 
+def last_step(window: int, num_steps: int, num_windows: int = NUM_WINDOWS) -> int:
+    """The last step of a window, counted from 0: ceil((window + 1) num_steps / num_windows)."""
+    return -((window + 1) * num_steps // -num_windows)
+
+
 def _is_number(name: str, value: object) -> bool:
     return name != "step" and isinstance(value, int | float) and math.isfinite(value)
 
@@ -210,6 +217,16 @@ class Cells:
 
     path: Path
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other queues from the folder of the rows, which must exist; RecordError if one is at work there.
+
+        Two would make the same runs, and each could cut off a row that the other is adding.
+        """
+        folder = self.path.parent
+        with exclusive(folder / ".lock", f"cannot add rows in {folder}: another queue is making runs for this folder"):
+            yield
+
     def rows(self) -> dict[str, Row]:
         """The rows by key, the first of equal keys; ValueError with the line number of a damaged row."""
         rows: dict[str, Row] = {}
@@ -223,10 +240,11 @@ class Cells:
         return rows
 
     def add(self, row: Row) -> None:
-        """Appends the row, and waits until it is on disk."""
+        """Appends the row, and waits until it is on disk; the caller holds the rows (`held`)."""
         append_line(self.path, json.dumps(row, allow_nan=False).encode())
 
 
 __all__ = [
-    "KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "finished", "key", "row", "row_of", "windows",
+    "KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "finished", "key", "last_step", "row",
+    "row_of", "windows",
 ]  # fmt: skip

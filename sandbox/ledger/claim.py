@@ -68,6 +68,8 @@ class Measure:
     kind: Literal["number", "event", "time"] = "number"
     """The kind of measure: a number that varies between seeds, 1 or 0 for an event, or the share of a run before an
     event (1 without it). It determines how an effect is tested (contrasts.py, events.py)."""
+    spacing: Callable[[Row], float] | None = None
+    """For a time that is known only at some moments of a run, the share of it between them; nan if the row lacks it."""
 
 
 @dataclass(frozen=True)

@@ -76,26 +76,36 @@ def run(
     compiled: bool,
     say: Callable[[str], None],
 ) -> int:
-    """Runs the cells without a row, with a line as each ends; returns the number of failures."""
+    """Runs the cells without a row, with a line as each ends; returns the number of failures.
+
+    RecordError while another queue works on the same folder of results.
+    """
     from sandbox.ledger.queue import missing, work  # here, so that only running cells needs Ray
 
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
-    cells = wanted.cells()
-    left = missing(cells, place.store)
-    say(f"{len(cells)} runs, {len(cells) - len(left)} of them done before, {len(left)} to go")
-    started, failures = time.monotonic(), 0
-    root = str(place.runs.resolve())
-    results = work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs, compiled=compiled)
-    for done, (one, found) in enumerate(results, 1):
-        spent = time.monotonic() - started
-        rest = f"{_time(spent / done * (len(left) - done))} left"
-        if isinstance(found, Exception):
-            failures += 1
-            say(f"[{done}/{len(left)}] {one.label}: failed: {str(found).splitlines()[0]}")
-        else:
-            say(f"[{done}/{len(left)}] {one.label}: {found['verdict']}, {found['seconds']:.0f} s; {rest}")
-    return failures
+    # Held from before the missing cells are listed: else another queue could make them meanwhile.
+    with place.store.held():
+        cells = wanted.cells()
+        left = missing(cells, place.store)
+        say(f"{len(cells)} runs, {len(cells) - len(left)} of them done before, {len(left)} to go")
+        started, failures = time.monotonic(), 0
+        root = str(place.runs.resolve())
+        results = work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs, compiled=compiled)
+        for done, (one, found) in enumerate(results, 1):
+            spent = time.monotonic() - started
+            rest = f"{_time(spent / done * (len(left) - done))} left"
+            if isinstance(found, Exception):
+                failures += 1
+                say(f"[{done}/{len(left)}] {one.label}: failed: {_reason(found)}")
+            else:
+                say(f"[{done}/{len(left)}] {one.label}: {found['verdict']}, {found['seconds']:.0f} s; {rest}")
+        return failures
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the error's message that has words; its kind if none has, as of a MemoryError."""
+    return next((words for line in str(error).splitlines() if (words := line.strip())), type(error).__name__)
 
 
 def _time(seconds: float) -> str:

@@ -104,6 +104,11 @@ def lasting(row: Row) -> float:
     return 1.0 if step is None else min(step / row["num_steps"], math.nextafter(1.0, 0.0))
 
 
+def spacing(row: Row) -> float:
+    """The share of the planned steps from one evaluation to the next, in (0, 1]; nan without one after step 0."""
+    return next((step / row["num_steps"] for step, _ in evaluations(row) if step > 0), math.nan)
+
+
 def _levels(row: Row) -> list[tuple[float, float]]:
     found = evaluations(row)
     return [
@@ -120,9 +125,16 @@ COLLAPSED = Measure(
     collapsed,
     kind="event",
 )
-LASTING = Measure("lasting", "share of the run before its accuracy collapsed; 1: it did not", "1", lasting, kind="time")
+LASTING = Measure(
+    "lasting",
+    "share of the run before its accuracy collapsed; 1: it did not",
+    "1",
+    lasting,
+    kind="time",
+    spacing=spacing,
+)
 
 __all__ = [
     "AREA", "COLLAPSED", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
-    "evaluations", "final", "initial", "lasting", "peak",
+    "evaluations", "final", "initial", "lasting", "peak", "spacing",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Power before the runs: the number of seeds that a claim needs at home, from recorded spreads, and their cost.
 
 A claim is reproduced if all its predictions hold, so the least powerful one counts. Each should be found to hold with a
-chance of 80% at the level of Holm's first step, ALPHA over twice the number of claims (two-sided), if in truth
+chance of 80% at the level of Holm's first step, ALPHA over twice the number of claims to be decided (two-sided), if in
+truth
 
 - `more`, `less` of a number: the effect is the `planned` one, else twice the margin; one residual SD if that is 0;
 - `same`, `at_most`: it is 0 (one residual SD inside a margin of 0);
@@ -55,7 +56,8 @@ class ResidualSpread:
 @dataclass(frozen=True)
 class Need:
     """The needs of a claim at home: seeds for POWER (None without a spread), hours of one thread for the runs of a seed
-    (nan without a row), and the prediction that needs the most seeds, with its spread."""
+    (nan without a row), and the prediction that needs the most seeds, with its spread; of several, the least powerful
+    with so many. `plans`: every prediction with its spread."""
 
     claim: Claim
     seeds: int | None
@@ -63,6 +65,7 @@ class Need:
     limiting: Prediction
     spread: ResidualSpread
     level: float
+    plans: tuple[tuple[Prediction, ResidualSpread], ...]
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -76,7 +79,10 @@ class Need:
 
     def power(self, seeds: int) -> float:
         """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
-        return power(self.limiting, self.spread.sd, seeds, self.level) if seeds > 1 else math.nan
+        if seeds < 2:
+            return math.nan
+        found = [power(one, spread.sd, seeds, self.level) for one, spread in self.plans]
+        return math.nan if any(map(math.isnan, found)) else min(found)
 
 
 def level_of(num_claims: int) -> float:
@@ -257,17 +263,27 @@ class Spreads:
 
 
 def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> dict[int, Need]:
-    """The needs of every claim, by its number."""
-    spreads, level = Spreads(claims, regimes, rows), level_of(len(claims))
+    """The needs of every claim, by its number.
+
+    The level is that of Holm's correction over the claims with deciding seeds; a claim that has none would be one more.
+    """
+    spreads, homes = Spreads(claims, regimes, rows), {regime.name for regime in regimes}
+    is_decided = {claim.number: claim.home in homes and len(claim.deciding()) > 0 for claim in claims}
     found = {}
     for claim in claims:
-        plans = [(one, spread := spreads.of(one, claim.home), seeds_needed(one, spread.sd, level))
-                 for one in claim.predictions]  # fmt: skip
-        limiting, spread, seeds = max(plans, key=lambda plan: math.inf if plan[2] is None else plan[2])
+        level = level_of(sum(is_decided.values()) + (not is_decided[claim.number]))
+        plans = tuple((one, spreads.of(one, claim.home)) for one in claim.predictions)
+        limiting, spread = max(plans, key=lambda plan: _asked(plan[0], plan[1].sd, level))
         arms = dict.fromkeys(arm for one in claim.predictions for arm in one.arms)
-        hours = len(arms) * spreads.seconds(claim) / 3600
-        found[claim.number] = Need(claim, seeds, hours, limiting, spread, level)
+        hours, seeds = len(arms) * spreads.seconds(claim) / 3600, seeds_needed(limiting, spread.sd, level)
+        found[claim.number] = Need(claim, seeds, hours, limiting, spread, level, plans)
     return found
+
+
+def _asked(prediction: Prediction, sd: float, level: float) -> tuple[float, float]:
+    """The seeds that it needs (infinite without a spread), then 1 - its power with so many: the largest limits."""
+    seeds = seeds_needed(prediction, sd, level)
+    return (math.inf, 0.0) if seeds is None else (float(seeds), 1.0 - power(prediction, sd, seeds, level))
 
 
 def assumed_text(prediction: Prediction, sd: float) -> str:

@@ -1,11 +1,12 @@
 """The queue: cells without a row run as one-thread Ray tasks, on one machine or many.
 
 A row is added when its run has ended. A killed queue continues where it stopped: finished cells are not run again,
-and an interrupted run continues from its checkpoint.
+and an interrupted run continues from its checkpoint. One queue at a time works on a folder of rows.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -18,6 +19,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from lab.config.load import config_hash
+from lab.files import atomic_write
+from lab.manifest import manifest
 from lab.ray_session import ray_session
 from lab.records import RunFolder
 from sandbox.ledger.branch import branch_row
@@ -27,6 +30,9 @@ from sandbox.run import NonFiniteError, initial_model, open_task, run
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Rows are a few kB; this is near the least that Ray accepts."""
+
+ROW = "row.json"
+"""The row in the run's own folder: the next queue finds it there if one is killed before it adds the row."""
 
 Probes = Mapping[str, Callable[[RunFolder], float]]
 
@@ -45,7 +51,10 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
     if cell.made_by == "branch":
         return branch_row(cell, root, compiled)
     config = cell.config.model_copy(update={"output": root} | ({"compile": True} if compiled else {}))
-    folder = RunFolder.find_resumable(Path(root), config.name, config_hash(config))
+    place = Path(root), config.name, config_hash(config)
+    if (kept := _kept_row(cell, RunFolder.find_newest(*place))) is not None:
+        return kept
+    folder = RunFolder.find_resumable(*place)
     if config.cold_start is not None:  # before the clock starts: the first run of a regime makes it for all
         initial_model(config, open_task(config), "none")
     is_whole, started, worked = folder is None, time.monotonic(), time.process_time()
@@ -53,11 +62,24 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
         folder = run(config, folder=folder, progress="none")
     except NonFiniteError:
         # `run` has written record and verdict before it raised: the folder is the newest of this config.
-        folder = RunFolder.find_newest(Path(root), config.name, config_hash(config))
+        folder = RunFolder.find_newest(*place)
         assert folder is not None
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
-    return row(cell, folder, probes) | times | {"compiled": compiled}
+    found = row(cell, folder, probes) | times | {"compiled": compiled}
+    atomic_write(folder.path / ROW, json.dumps(found, allow_nan=False))
+    return found
+
+
+def _kept_row(cell: Cell, folder: RunFolder | None) -> dict[str, Any] | None:
+    """The cell's row from the folder of its run; None unless this commit made it, without local changes."""
+    if folder is None or not (folder.path / ROW).is_file():
+        return None
+    found, now = json.loads((folder.path / ROW).read_text(encoding="utf-8")), manifest(cell.seed)
+    # Of another commit, a row that was removed from the ledger to be made again would only come back.
+    is_of_this_code = found["commit"] is not None and found["commit"] == now.get("commit")
+    is_clean = not found["has_local_changes"] and not now.get("has_local_changes")
+    return found if found["cell"] == cell.key and is_of_this_code and is_clean else None
 
 
 def missing(cells: Sequence[Cell], store: Cells) -> list[Cell]:
@@ -78,6 +100,7 @@ def work(
 ) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
     """Runs the cells without a row in the store and adds their rows; yields each with its row or its error.
 
+    The caller holds the store (`Cells.held`) until the last has come, so that no other queue makes the same runs.
     `jobs` is the number of one-thread tasks at a time on this machine (None: one per CPU); the cluster at `address`
     runs one per CPU.
     """

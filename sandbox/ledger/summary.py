@@ -151,7 +151,7 @@ def criterion_text(prediction: Prediction) -> str:
             "more": f"e > × {m:g}", "less": f"e < × {1 / m:.3g}", "at_most": f"e < × {m:g}",
             "same": f"× {1 / m:.3g} < e < × {m:g}",
         }[prediction.expected]  # fmt: skip
-    return {"more": f"e > {m:g}", "less": f"e < {-m:g}", "at_most": f"e < {m:g}", "same": f"|e| < {m:g}"}[
+    return {"more": f"e > {m:g}", "less": f"e < {0 - m:g}", "at_most": f"e < {m:g}", "same": f"|e| < {m:g}"}[
         prediction.expected
     ]
 

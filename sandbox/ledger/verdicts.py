@@ -235,8 +235,19 @@ class _Numbers:
             student = contrasts.difference(found, fall=1.0)
             # The log-rank test compares two arms, and has no margin.
             is_plain = prediction.margin == 0.0 and len(left) == len(right) == 1
-            return events.times(left[0], right[0], student) if is_plain else student
+            return events.times(*self._dated(prediction, left[0], right[0]), student) if is_plain else student
         return contrasts.difference(found)
+
+    def _dated(self, prediction: Prediction, left: Column, right: Column) -> tuple[Column, Column]:
+        """Both arms' times on the wider of their spacings; as they are if the arms have one spacing."""
+        spacing = prediction.measure.spacing
+        if spacing is None:
+            return left, right
+        rows = [row for (arm,) in prediction.sides for row in self.found(arm) if row is not None]
+        known = [value for row in rows if not math.isnan(value := spacing(row))]
+        # Equal but for rounding, as 40 of 400 steps and 5 of 50.
+        is_one = not known or math.isclose(min(known), max(known))
+        return (left, right) if is_one else (events.dated(left, max(known)), events.dated(right, max(known)))
 
     def _columns(self, prediction: Prediction, side: int) -> tuple[list[Column], list[Column]]:
         """The columns of one side, and those of every prediction of the claim with this measure and scale."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from firstorder.cli import main
+from lab.files import exclusive
 from sandbox.claims import CLAIMS, REGIMES, RESULTS, chosen_claims, chosen_regimes
-from sandbox.ledger import command
+from sandbox.ledger import command, queue
 from sandbox.ledger.cells import key
-from sandbox.ledger.command import Wanted
+from sandbox.ledger.command import LedgerFolders, Wanted
 from tests.firstorder.test_cli import fails
 
 
@@ -50,6 +51,42 @@ def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> N
     assert len([line for line in whole if line.startswith("| ")]) == len(CLAIMS) + 1
     assert own[2:4] == [line for line in whole if line.split(" | ")[0].strip("| ") in ("9", "18")]
     assert own[-1].startswith("Within 40 seeds: ") and " of 2 claims, " in own[-1]
+
+
+def test_one_queue_at_a_time_works_on_a_results_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one holds it, a second is one line that names the folder, before any run; what only reads goes on."""
+    monkeypatch.setattr(queue, "work", lambda *a, **k: pytest.fail("a run was begun"))
+    (tmp_path / "cells.jsonl").touch()
+    words = ["reproduce", "11", "--regime", "stress", "--results", str(tmp_path)]
+    with exclusive(tmp_path / ".lock", "held"):
+        line = fails(capsys, *words, "--runs", str(tmp_path / "runs"))
+        assert line == f"cannot add rows in {tmp_path}: another queue is making runs for this folder"
+        for alone in ("--list", "--power", "--page"):
+            assert main([*words, alone]) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("first\nsecond"), "first"),
+        (ValueError("\n  second"), "second"),
+        (MemoryError(), "MemoryError"),
+        (AssertionError(), "AssertionError"),
+        (TimeoutError(" \n"), "TimeoutError"),
+    ],
+)
+def test_a_run_that_fails_is_one_line(
+    error: Exception, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line of its message, or the error's kind where it has none; the queue counts it and continues."""
+    wanted = Wanted(chosen_claims(["11"]), chosen_regimes(["stress"]), 2, smoke=True)
+    monkeypatch.setattr(queue, "work", lambda cells, *a, **k: ((one, error) for one in cells[:2]))
+    said: list[str] = []
+    place = LedgerFolders(tmp_path, tmp_path / "runs")
+    assert command.run(wanted, place, address=None, jobs=1, compiled=False, say=said.append) == 2
+    assert [line.partition(": ")[2] for line in said[1:]] == [f"failed: {words}"] * 2
 
 
 def test_pages_are_of_every_claims_own_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +143,7 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
     assert len(err.splitlines()) == number + 1
     assert f"| 11 | repeated_passes_differ | paper | {number}/{number} |" in out
     folder = tmp_path / "results" / "smoke"
-    assert {path.name for path in folder.iterdir()} == {"cells.jsonl", "ledger.md", "ledger.html"}
+    assert {path.name for path in folder.iterdir()} == {".lock", "cells.jsonl", "ledger.md", "ledger.html"}
     rows = (folder / "cells.jsonl").read_bytes()
     assert main(words) == 0
     assert capsys.readouterr().err == f"{number} runs, {number} of them done before, 0 to go\n"

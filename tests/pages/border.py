@@ -32,15 +32,16 @@ def block(text: str) -> str:
     name, border, low, high = re.findall(
         r"^\| `([^`]+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE
     )[0]
+    (tried,) = re.findall(r"^(Of \d+ numbers tried, .* (?:equally well|best))[:.]", text, re.MULTILINE)
     claims = dict(re.findall(r"^- Claim (\d+): .* \*\*(.+)\.\*\*$", text, re.MULTILINE))
     bare, r2, r3, tis, exact = (own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine"))
     return (
         "- **Off policy, R3 and the token weight prevent most collapses** (counts, exploratory). With eight updates\n"
         f"  per rollout and the largest gap, training collapsed in {bare} runs without a remedy, {r2} with R2,\n"
         f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. At one update per rollout\n"
-        f"  the weight lowers accuracy (claim 46: {claims['46']}). Of all combinations of gap and staleness (N\n"
-        "  updates per rollout), one predicts collapse best: half of the runs without a remedy collapse at\n"
-        f"  {name} = {border} ({low} to {high}); [where training breaks](docs/border.md).\n"
+        f"  the weight lowers accuracy (claim 46: {claims['46']}). {tried.replace('`', '')}:\n"
+        f"  half of the runs without a remedy collapse at {name} = {border} ({low} to {high}),\n"
+        "  N being the updates per rollout; [where training breaks](docs/border.md).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale['no remedy']} runs collapse, {stale['R3']} with R3 and\n"
         f"  {stale['token TIS']} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "

@@ -14,10 +14,12 @@ import pytest
 from PIL import Image
 
 from lab.report.style import PALETTE
+from sandbox.ledger.claim import FRESH
 from tests.pages.notebooks import COLOURS, IMAGES, NOTEBOOKS, ROOT, WIDTH, small, sources
 
 MOST_BYTES, MOST_IN_ALL = 150_000, 1_500_000
 """Limits on the outputs of one notebook, and of all."""
+BORDER = (ROOT / "docs" / "border.md").read_text(encoding="utf-8")
 LONG = 30
 """Lines of a cell beyond which a reader skips it."""
 OF_A_MACHINE = re.compile(rf"{re.escape(str(ROOT))}|/home/|/root/|/tmp/|/work/|/Users/")
@@ -108,7 +110,29 @@ def test_the_stored_outputs_are_small() -> None:
     assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_IN_ALL, sizes
 
 
+@pytest.mark.parametrize(
+    ("name", "seen", "expected"),
+    [
+        ("06_claims_ledger", r"seeds from (\d+) on decide", str(FRESH)),
+        ("07_the_border", r" KL x N: .*x\* = ([\d.]+)", re.findall(r"`KL x N` passes x\* = ([\d.]+)", BORDER)[0]),
+    ],
+)
+def test_a_number_is_that_of_the_page(name: str, seen: str, expected: str) -> None:
+    """A stored output and the page that tells the same have the same number."""
+    (path,) = (path for path in NOTEBOOKS if path.stem == name)
+    printed = "".join(output.get("text", "") for output in outputs(path))
+    assert re.findall(seen, printed) == [expected]
+
+
 def test_every_notebook_is_listed() -> None:
     """docs/notebooks.md has a row for each."""
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == [path.stem for path in NOTEBOOKS]
+
+
+def test_the_first_notebook_shows_the_demos_runs() -> None:
+    """A reader sees how the six runs of `make demo` ended, not the tiny runs that stand in where there are none."""
+    (path,) = (path for path in NOTEBOOKS if path.stem == "00_first_run")
+    printed = "".join(output.get("text", "") for output in outputs(path))
+    assert "smoke-" not in printed and len(set(re.findall(r"demo-\w+/", printed))) == 6
+    assert "collapsed" in printed and "undecided" not in printed

@@ -15,11 +15,13 @@ NUM_WINDOWS = 20
 KL, REWARD, ENTROPY = "rollout_corr/k3_kl", "reward/mean", "actor/entropy"
 
 
-def run(metric: str, values: list[float | None], collapses_at: int | None = None) -> dict[str, Any]:
-    """A row of 20 steps with one metric; its accuracy falls to 0 at `collapses_at`, or holds."""
-    fall = NUM_WINDOWS + 1 if collapses_at is None else collapses_at
-    evaluations = [[step, 0.4 if step < fall else 0.0] for step in range(NUM_WINDOWS + 1)]
-    return {"series": {metric: values}, "evaluations": evaluations, "num_steps": NUM_WINDOWS, "arm": "grpo-N8"}
+def run(
+    metric: str, values: list[float | None], collapses_at: int | None = None, num_steps: int = NUM_WINDOWS
+) -> dict[str, Any]:
+    """A row with one metric; its accuracy falls to 0 at `collapses_at`, or holds."""
+    fall = num_steps + 1 if collapses_at is None else collapses_at
+    evaluations = [[step, 0.4 if step < fall else 0.0] for step in range(num_steps + 1)]
+    return {"series": {metric: values}, "evaluations": evaluations, "num_steps": num_steps, "arm": "grpo-N8"}
 
 
 def rising(window: int, low: float = 1.0, high: float = 3.0) -> list[float | None]:
@@ -33,6 +35,20 @@ def test_an_alarm_goes_off_at_the_end_of_the_first_window_beyond() -> None:
     assert alarm_at(AlarmRule(REWARD, False, 2.0), run(REWARD, rising(5, 3.0, 1.0))) == 6 / NUM_WINDOWS
     assert alarm_at(AlarmRule(KL, False, 0.5), run(KL, rising(5))) == 1 / NUM_WINDOWS
     assert alarm_at(AlarmRule(KL, True, 0.5), run(KL, rising(5))) == (BASE + 1) / NUM_WINDOWS
+
+
+@pytest.mark.parametrize(("num_steps", "last"), [(20, 6), (25, 8), (50, 15), (400, 120)])
+def test_an_alarm_waits_for_the_last_step_of_its_window(num_steps: int, last: int) -> None:
+    """The sixth window's last step: of 25 steps 8, since windows then hold one or two. A collapse at that step is not
+    warned of: the window's mean has the step in it."""
+    inside = [step for step in range(1, num_steps + 1) if (step - 1) * NUM_WINDOWS // num_steps == 5]
+    assert inside[-1] == last
+    row = run(KL, rising(5), num_steps=num_steps)
+    rule = AlarmRule(KL, False, 2.0)
+    assert alarm_at(rule, row) == last / num_steps
+    # The level falls below half at the second evaluation of 0.
+    found = [tried(rule, [run(KL, rising(5), last + more, num_steps)]).in_time for more in (-1, 0)]
+    assert found == [0, 1]
 
 
 def test_a_relative_rule_knows_no_units() -> None:

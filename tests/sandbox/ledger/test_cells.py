@@ -70,6 +70,13 @@ def test_arms_of_all_n_take_the_same_updates_on_the_same_mini_batches(n: int) ->
     assert config.verdict.patience * n == base.verdict.patience
 
 
+def test_numbers_of_steps_are_rounded_down() -> None:
+    """At N = 16 a rule's 40 updates are 2 steps, 32 updates; so are evaluations. Rows have been made like that."""
+    config = cell(REGIME, Arm("a", (), 16), 0).config
+    assert (config.verdict.window, config.verdict.patience, config.evaluation.every) == (2, 2, 2)
+    assert config.num_steps * 16 == cell(REGIME, Arm("a"), 0).config.num_steps
+
+
 def test_an_arm_that_does_not_divide_the_updates_is_refused() -> None:
     """N that does not divide the number of steps is one line that names regime, arm and field."""
     with pytest.raises(ConfigError, match="regime paper, arm odd: num_steps: expected a multiple of N = 7"):

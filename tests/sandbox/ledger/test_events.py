@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.optimize import minimize_scalar
 
 from sandbox.ledger.contrasts import difference, moments
-from sandbox.ledger.events import exact_p, score, shares, times
+from sandbox.ledger.events import dated, exact_p, score, shares, times
 
 
 def runs(events: int, number: int) -> np.ndarray:
@@ -107,6 +107,19 @@ def test_lasting_is_compared_by_the_log_rank_test() -> None:
         1 - found.p_above(0.0)
     )
     assert found.mean == pytest.approx(long.mean() - short.mean()) and found.test == "log-rank"
+
+
+def test_a_finer_grid_of_dates_is_no_earlier_collapse() -> None:
+    """Runs that fall at one moment, dated by the next evaluation of their own arm: no p of either side is small once
+    the dates are on the wider grid, and dates that are on it, and runs that last, stay as they are."""
+    moments_of = np.linspace(0.001, 0.999, 40)
+    fine, coarse = (np.minimum(np.ceil(moments_of / grid) * grid, 0.999) for grid in (0.01, 0.2))
+    student = difference(moments([fine], [coarse], "paired"), 1.0)
+    assert times(fine, coarse, student).p_below(0.0) < 0.025
+    found = times(dated(fine, 0.2), dated(coarse, 0.2), student)
+    assert found.p_below(0.0) == found.p_above(0.0) == pytest.approx(0.5)
+    ends = np.array([0.08, 0.1, 0.98, 1.0])
+    assert dated(ends, 0.05) == pytest.approx([0.1, 0.1, 1.0, 1.0]) and (dated(ends, 0.05) < 1.0).sum() == 3
 
 
 def test_no_event_decides_nothing_of_times() -> None:

@@ -14,7 +14,7 @@ from sandbox.ledger import html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.power import needs
-from sandbox.ledger.statistics import Word
+from sandbox.ledger.statistics import Expected, Word
 from sandbox.ledger.verdicts import Finding, findings
 from tests.lab.browser import Page, browse, payload
 
@@ -167,6 +167,17 @@ def test_effects_are_shown_on_their_scale(found: list[Finding]) -> None:
         mean = math.exp(one.effect.mean) if is_ratio else one.effect.mean
         assert shown.startswith(f"{'× ' if is_ratio else ''}{mean:.3g} (")
         assert one.p is None or f"{one.effect.test}, n = {one.effect.n}" in summary.test_text(one)
+
+
+@pytest.mark.parametrize(
+    ("expected", "margin", "words"),
+    [("more", 0.0, "e > 0"), ("less", 0.0, "e < 0"), ("less", 0.05, "e < -0.05"), ("at_most", 0.1, "e < 0.1"),
+     ("same", 0.1, "|e| < 0.1")],
+)  # fmt: skip
+def test_a_criterion_is_an_inequality(expected: Expected, margin: float, words: str) -> None:
+    """On the effect e, with the margin on the side that is expected; 0 has no sign."""
+    said = replace(CHOSEN[0].predictions[0], expected=expected, margin=margin, scale="difference", planned=None)
+    assert summary.criterion_text(said) == words
 
 
 def test_a_browser_draws_the_ledger_without_a_word(text: str, tmp_path: Path) -> None:

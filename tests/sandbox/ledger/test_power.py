@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,26 @@ def test_the_least_powerful_prediction_counts_and_has_its_cost() -> None:
     asked = needs([claim(said(margin=0.005), fresh_seeds=8)], REGIMES, kept)[1]
     assert not asked.is_out_of_reach and asked.power(8) < 0.1
     assert list(asked.claim.deciding()) == list(range(FRESH, FRESH + 8))
+
+
+def test_of_predictions_that_need_as_many_seeds_the_least_powerful_counts() -> None:
+    """Five seeds are the fewest, so predictions of different power ask for as many; the order does not matter."""
+    kept, sure, unsure = rows(HOME, 0.05, 12), said(margin=0.5), said(margin=0.18)
+    for predictions in ((sure, unsure), (unsure, sure)):
+        need = needs([claim(*predictions, fresh_seeds=LEAST)], REGIMES, kept)[1]
+        assert (need.seeds, need.limiting) == (LEAST, unsure)
+        assert need.power(LEAST) == power(unsure, 0.05, LEAST, level_of(1)) < power(sure, 0.05, LEAST, level_of(1))
+    # With other numbers of seeds another prediction may be the least powerful: an exact test's power is a sawtooth.
+    both = (said("more", 0.25, EVENT), said("less", 0.0, EVENT, control=0.25))
+    need = needs([claim(*both)], REGIMES, kept)[1]
+    assert all(need.power(n) == min(power(one, 0.5, n, level_of(1)) for one in both) for n in range(5, 30))
+
+
+def test_the_level_counts_the_claims_to_be_decided() -> None:
+    """Holm's family: those with deciding seeds. A claim that has none yet would be one more."""
+    kept, decided = rows(HOME, 0.05, 12), [replace(claim(said(), fresh_seeds=8), number=i) for i in (1, 2)]
+    found = needs([*decided, replace(claim(said()), number=3)], REGIMES, kept)
+    assert [found[i].level for i in (1, 2, 3)] == [level_of(2), level_of(2), level_of(3)]
 
 
 def test_a_planned_effect_stands_for_twice_the_margin() -> None:

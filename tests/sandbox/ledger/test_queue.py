@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from lab.files import exclusive
+from lab.manifest import manifest
 from lab.ray_session import ray_session
+from sandbox.ledger import cells, queue
 from sandbox.ledger.cells import Cell, Cells, Regime, cell
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.probes import PROBES
@@ -55,8 +57,10 @@ def cells_of(folder: Path, num_steps: int) -> list[Cell]:
 
 
 def go(cells: list[Cell], folder: Path) -> Iterator[tuple[Cell, dict[str, Any] | Exception]]:
-    """Works on the cells below the folder, one at a time."""
-    return work(cells, Cells(folder / "cells.jsonl"), root=str(folder / "runs"), probes=PROBES, jobs=1)
+    """Works on the cells below the folder, one at a time, and holds the rows meanwhile as a command does."""
+    store = Cells(folder / "cells.jsonl")
+    with store.held():
+        yield from work(cells, store, root=str(folder / "runs"), probes=PROBES, jobs=1)
 
 
 def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
@@ -102,6 +106,31 @@ def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
     assert seen[0][0] == 0 and [tuple(x) for x in row["evaluations"]] == [
         (s, pytest.approx(v, rel=1e-4)) for s, v in seen
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_made_again"),
+    [({}, False), ({"commit": "b"}, True), ({"has_local_changes": True}, True), ({"commit": None}, True)],
+)
+def test_a_row_that_was_not_added_is_found_in_its_run(
+    changes: dict[str, Any], is_made_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue killed between a run's end and its row: the next takes the row, with its times, where the same commit
+    made it, and makes the run again where other code may have."""
+    (one, *_) = cells_of(tmp_path, 4)
+    clean = {"commit": "a", "has_local_changes": False}
+
+    def place(at: dict[str, Any]) -> None:
+        for module in (cells, queue):
+            monkeypatch.setattr(module, "manifest", lambda seed: manifest(seed) | at, raising=False)
+
+    place(clean)
+    row = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    place(clean | changes)
+    found = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    assert len(list(tmp_path.glob("tiny-plain-0/*/verdict.json"))) == 1 + is_made_again
+    assert _without_times(row | clean | changes) == _without_times(found)
+    assert is_made_again or found == row
 
 
 def test_a_killed_queue_goes_on(tmp_path: Path) -> None:

@@ -87,6 +87,26 @@ def test_an_event_has_the_exact_test_and_a_time_the_log_rank_test() -> None:
         _prediction("more", 1.5, "ratio", measure=COLLAPSED)
 
 
+def test_arms_evaluated_at_other_spacings_are_dated_on_the_wider_one() -> None:
+    """Every run falls at once. With an evaluation each 0.04 of a run the fall is seen at 0.08, each 0.05 at 0.10: that
+    is no earlier collapse. Arms of one spacing keep their dates."""
+
+    def fallen(num_steps: int, every: int, after: int = 0) -> dict[str, Any]:
+        steps = range(0, num_steps + 1, every)
+        return {"evaluations": [[s, 0.4 if s <= after else 0.0] for s in steps], "num_steps": num_steps}
+
+    def p(theirs: dict[str, Any]) -> tuple[float, float]:
+        rows = {key(REGIME, arm, FRESH + i): row for arm, row in ((OURS, fallen(50, 2)), (THEIRS, theirs))
+                for i in range(5)}  # fmt: skip
+        (found,) = findings([_claim(_prediction("less", 0.0, measure=LASTING))], [REGIME], rows)
+        assert found.outcomes[0].effect is not None and found.outcomes[0].effect.test == "log-rank"
+        return found.outcomes[0].p or (math.nan, math.nan)
+
+    # All at one date: the log-rank statistic has no variance, and nothing is decided.
+    assert p(fallen(400, 20)) == p(fallen(400, 16)) == (1.0, 1.0)
+    assert p(fallen(400, 20, after=100))[0] < 0.01 and p(fallen(400, 20, after=100))[1] > 0.99
+
+
 @pytest.mark.parametrize("is_moot", [True, False])
 def test_what_is_said_of_a_collapse_needs_one(is_moot: bool) -> None:
     """Where no run of the premise's arm collapsed, nothing was predicted: it counts neither for nor against."""
