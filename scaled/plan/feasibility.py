@@ -5,6 +5,7 @@ Divisors are those that Megatron-core and vLLM require; memory is `memory.py`'s 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,9 +15,10 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.plan import engine_memory, memory, payloads
+from scaled.plan import engine_memory, memory
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory
+from scaled.vllm_engine.quantize import check_precision
 
 MAX_WAYS = 3
 """Ways out that a message names."""
@@ -38,8 +40,7 @@ def check_divides(config: ScaledRun, shape: ModelShape) -> None:
             f"rollout.tensor_parallel: expected a divisor of {shape.num_heads} attention heads, got "
             f"{rollout.tensor_parallel}; it may be {', '.join(map(str, _divisors(shape.num_heads)))}"
         )
-    if rollout.precision.weights == "fp8_block":
-        _check_blocks(config, shape)
+    _check_precision(config, shape)
 
 
 def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> str:
@@ -59,45 +60,23 @@ def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> st
     return f"; it may be {', '.join(fits)}" if fits else ""
 
 
-def _check_blocks(config: ScaledRun, shape: ModelShape) -> None:
-    """vLLM keeps a block's scale on one GPU: an expert's width on a GPU must be a multiple of 128."""
-    tp, width = config.rollout.tensor_parallel, shape.expert_size
-    if width % (tp * payloads.BLOCK):
-        fits = [n for n in _divisors(width) if width % (n * payloads.BLOCK) == 0 and shape.num_heads % n == 0]
-        way = f"it may be {', '.join(map(str, fits))}" if fits else "use precision.weights int8 or same"
-        raise ConfigError(
-            f"rollout.tensor_parallel: expected expert width / tensor_parallel in multiples of {payloads.BLOCK} under "
-            f"precision.weights fp8_block, got {width} / {tp} = {width / tp:g}; {way}"
-        )
+def _check_precision(config: ScaledRun, shape: ModelShape) -> None:
+    """Raises ConfigError, with the tensor-parallel sizes that serve, where vLLM's kernels on GPUs refuse a format."""
+    rollout = config.rollout
+    try:
+        check_precision(shape, rollout, "native", is_cpu=False)
+    except ValueError as error:
+        fits = []
+        for size in _divisors(shape.num_heads):
+            with contextlib.suppress(ValueError):
+                check_precision(shape, rollout.model_copy(update={"tensor_parallel": size}), "native", is_cpu=False)
+                fits.append(str(size))
+        way = f"; rollout.tensor_parallel may be {', '.join(fits)}" if fits else ""
+        raise ConfigError(f"{error}{way}") from None
 
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
-    """Raises ConfigError where sequences are longer than the model's positions or than an engine's."""
-    longest, sampling = config.rollout.max_model_len, config.algorithm.sampling
-    if longest > shape.max_positions:
-        raise ConfigError(
-            f"rollout.max_model_len: expected at most the model's {shape.max_positions} positions, got {longest}"
-        )
-    prompt = getattr(config.task, "max_prompt_tokens", None)
-    if prompt is not None and prompt + sampling.max_tokens > longest:
-        need = prompt + sampling.max_tokens
-        raise ConfigError(
-            f"rollout.max_model_len: expected at least task.max_prompt_tokens + algorithm.sampling.max_tokens = "
-            f"{prompt} + {sampling.max_tokens} = {need}, got {longest}"
-        )
-
-
-def check_engine_step(config: ScaledRun) -> None:
-    """Raises ConfigError where an engine step cannot hold a token of every sequence, which vLLM refuses."""
-    tokens, sequences = config.rollout.max_num_batched_tokens, config.rollout.max_num_seqs
-    if tokens < sequences:
-        raise ConfigError(
-            f"rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = {sequences}, got {tokens}"
-        )
 
 
 def gpus_needed(config: ScaledRun) -> int:
@@ -111,11 +90,18 @@ def check_places(config: ScaledRun) -> None:
     """Raises ConfigError where the cluster has too few GPUs, or where one engine would span two machines."""
     cluster, need = config.cluster, gpus_needed(config)
     have = cluster.num_nodes * cluster.gpus_per_node
+    engines, width, ranks = config.rollout.num_engines, config.rollout.tensor_parallel, config.training.num_ranks
+    if cluster.placement == "colocated" and engines * width > ranks:
+        raise ConfigError(
+            f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
+            f"{engines} engines x tensor_parallel {width} = {engines * width}"
+        )
     if need > have:
         raise ConfigError(
             f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "
             f"{config.rollout.num_engines} engines of {config.rollout.tensor_parallel}, {cluster.placement}, got "
             f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {-(-need // cluster.gpus_per_node)} on"
+            "; `firstorder plan CONFIG --search` lists layouts of the GPUs that there are"
         )
     if config.training.tensor_parallel > cluster.gpus_per_node:
         raise ConfigError(
@@ -256,20 +242,22 @@ def rollout_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
         fewer = rollout.model_copy(update={"max_num_seqs": value})
         yield f"rollout.max_num_seqs {value}", config.model_copy(update={"rollout": fewer})
     for factor in (2, 4, 8):
-        yield from _changed(config, shape, rollout={"tensor_parallel": rollout.tensor_parallel * factor})
+        # As many GPUs as before, for fewer engines.
+        fields = {"tensor_parallel": rollout.tensor_parallel * factor, "num_engines": rollout.num_engines // factor}
+        yield from _changed(config, shape, rollout=fields)
 
 
 def _changed(config: ScaledRun, shape: ModelShape, **blocks: dict[str, Any]) -> Iterator[tuple[str, ScaledRun]]:
-    """The config with these fields changed, if it is valid and divides; its places are not checked."""
+    """The config with these fields of a block changed, if it is valid, divides and has its GPUs."""
     raw = config.model_dump()
     for block, fields in blocks.items():
         raw[block] |= fields
     try:
         changed = ScaledRun.model_validate(raw)
         check_divides(changed, shape)
+        check_places(changed)
     except (pydantic.ValidationError, ConfigError):
         return
     ((block, fields),) = blocks.items()
-    ((field, value),) = fields.items()
-    shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else value
-    yield f"{block}.{field} {shown}", changed
+    shown = (f"[{', '.join(value)}]" if isinstance(value, tuple) else value for value in fields.values())
+    yield " and ".join(f"{block}.{field} {value}" for field, value in zip(fields, shown, strict=True)), changed

@@ -43,8 +43,8 @@ def extra_prompts(config: ScaledRun) -> int:
     return 0 if over is None else over.extra_prompts
 
 
-def rollout_load(config: ScaledRun, mean_tokens: int) -> Load:
-    """The rollout of sequences of `mean_tokens` tokens on average.
+def rollout_load(config: ScaledRun, mean_tokens: int, longest: int) -> Load:
+    """The rollout of sequences of `mean_tokens` tokens on average and at most `longest`.
 
     With E = P + extra_prompts groups from the start, the P-th is complete at about the P / E quantile of the longest
     of G lengths. Kept groups come with a head start: by Little's law P groups leave per M P / (mean number in
@@ -52,10 +52,10 @@ def rollout_load(config: ScaledRun, mean_tokens: int) -> Load:
     All kept tokens are trained on in the end; dropped ones are sampled besides.
     """
     batch, over = config.algorithm.batch, config.algorithm.oversampling
-    P, G, T = batch.num_prompts, batch.num_responses, config.algorithm.sampling.max_tokens
+    P, G, T = batch.num_prompts, batch.num_responses, min(config.algorithm.sampling.max_tokens, longest)
     if over is None:
         return Load(P * G, P * G, T)
-    E, longest = P + over.extra_prompts, config.rollout.max_model_len
+    E = P + over.extra_prompts
     # The longest of G lengths is below x with the G-th power of one length's probability.
     (cut,) = quantiles(np.array([(P / E) ** (1 / G)]), mean_tokens, longest)
     u = (np.arange(POINTS) + 0.5) / POINTS

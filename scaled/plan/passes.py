@@ -123,5 +123,9 @@ def training_seconds(training: TrainingBlock, gpu: Gpu, num_flops: float, num_mi
     pp, vpp = training.pipeline_parallel, training.virtual_pipeline
     # For all passes that of an update: an upper bound, as with N > 1 the old pass has more micro-batches.
     bubble = 1 + (pp - 1) / (num_micro * vpp)
-    peak = gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2
-    return bubble * num_flops / (training.num_ranks * peak * 1e12 * TRAINING_EFFICIENCY)
+    return bubble * num_flops / (training.num_ranks * peak_tflops(training, gpu) * 1e12 * TRAINING_EFFICIENCY)
+
+
+def peak_tflops(training: TrainingBlock, gpu: Gpu) -> float:
+    """Peak rate of the matrix products, 1e12 FLOP/s: bf16's, or half of it in fp32 (TF32)."""
+    return gpu.bf16_tflops if training.precision == "bf16" else gpu.bf16_tflops / 2

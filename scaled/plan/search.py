@@ -101,7 +101,7 @@ def search(
     seconds: dict[tuple[Any, ...], float] = {}
     found = []
     for placement, ranks, gpus in _splits(config):
-        engines = list(_engines(config, shape, gpu, placement, gpus, lengths[0]))
+        engines = list(_engines(config, shape, gpu, placement, gpus, lengths))
         for one in _layouts(config, placement, ranks, tally):
             try:
                 feasibility.check_divides(one, shape)
@@ -166,7 +166,7 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
 
 
 def _engines(
-    config: ScaledRun, shape: ModelShape, gpu: Gpu, placement: str, gpus: int, mean: int
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, placement: str, gpus: int, lengths: tuple[int, int]
 ) -> Iterator[_Engines]:
     """The engines that fit these GPUs, each with as many sequences as its share holds, the quickest first."""
     own = config.rollout.gpu_memory_utilization
@@ -178,7 +178,7 @@ def _engines(
         need = partial(_rollout_need, config, shape, fields)
         # The need is linear in the sequences: two values of it give the largest number that fits.
         room, each = gpu.memory_gib * GIB * share - need(1), need(2) - need(1)
-        # vLLM refuses more sequences than tokens of an engine step (`feasibility.check_engine_step`).
+        # vLLM refuses more sequences than tokens of an engine step (`conditions.check_engine_step`).
         num_seqs = min(1 + int(room // each), MOST_SEQS, config.rollout.max_num_batched_tokens)
         if num_seqs < 1:
             continue
@@ -188,7 +188,7 @@ def _engines(
             feasibility.check_divides(one, shape)
         except ConfigError:
             continue
-        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, mean), need(num_seqs) / GIB))
+        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), need(num_seqs) / GIB))
     # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.
     yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
 
@@ -205,6 +205,11 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
     """The quickest engines beside which this layout fits; None, with the reason in the tally, where there are none."""
     if not engines:
         tally.add("no engine fits its GPUs")
+        return None
+    # The quickest come first.
+    engines = [each for each in engines if each.seconds <= one.rollout.timeout_s]
+    if not engines:
+        tally.add("the rollout outlasts rollout.timeout_s")
         return None
     over = (memory.peak_training_memory(one, shape).total - feasibility.training_budget(one, gpu)) / GIB
     if over > 0:

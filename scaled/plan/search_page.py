@@ -16,6 +16,13 @@ SHOWN = 10
 """Layouts that a table shows."""
 
 
+LEGEND = (
+    "GiB of a GPU: in an update, kept by ranks while engines are awake, and of an engine. Seconds of a step: rollout, "
+    "training, and push with turns."
+)
+"""The numbers of the table's last columns, in words."""
+
+
 def search_table(config: ScaledRun, made: Search) -> Table:
     """The quickest layouts, one per row."""
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node

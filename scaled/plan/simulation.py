@@ -1,7 +1,8 @@
 """Hours of a recipe, event by event: drawn lengths, engines that are slow or lost, ranks that die, checkpoints.
 
 `compute` gives the time of one global step of mean lengths; here every response of every step has its own end, and the
-step waits for the last. Rates are those of the plan, so that without chance both agree.
+step waits for the last. Rates are those of the plan, so that without chance both agree where no sequence waits for a
+place in an engine.
 """
 
 from __future__ import annotations

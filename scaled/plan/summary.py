@@ -12,6 +12,7 @@ from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
 from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, parameters, passes, payloads
 from scaled.plan.compute import StepCompute
+from scaled.plan.conditions import check_settings
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.layout import RankPlan, dry_run
@@ -95,8 +96,7 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     # First, as all counts below divide by these sizes and drop the rest.
     feasibility.check_divides(config, shape)
-    feasibility.check_lengths(config, shape)
-    feasibility.check_engine_step(config)
+    check_settings(config, shape)
     feasibility.check_places(config)
     step = compute.step_compute(config, shape, gpu, mean_tokens, longest_tokens)
     return Plan(
@@ -111,6 +111,20 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         compute=step,
         misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),
     )
+
+
+class Misfits(ConfigError):
+    """Everything that does not fit its GPUs or its time, a line each in `told`."""
+
+    def __init__(self, told: list[str]):
+        super().__init__("; ".join(told))
+        self.told = told
+
+
+def require_fit(plan: Plan) -> None:
+    """Raises Misfits where something does not fit."""
+    if plan.misfits:
+        raise Misfits(plan.misfits)
 
 
 def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> GpuBudget | None:
@@ -140,7 +154,6 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         positions = algorithm.predictor.num_positions
         found["router features"] = payloads.feature_bytes(shape, positions, responses, b)
         found["router features of one response"] = payloads.feature_bytes(shape, positions, 1, b)
-        found["predictor, folded into the gates"] = 4 * payloads.predictor_parameters(shape)
     if algorithm.objective.uses_router_shift:
         found["old's router scores, float32"] = payloads.routing_bytes(shape, trained * S, payloads.SCORE_BYTES)
     if algorithm.objective.num_top > 0:
@@ -172,6 +185,13 @@ def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     return found
 
 
+STORED = (
+    "router logits that are compared", "routing records", "router features", "router scores of old and pi",
+    "weights that wait for engines", "mu's likeliest tokens",
+)  # fmt: skip
+"""The parts of host memory that lie in Ray's object store."""
+
+
 def assumptions(plan: Plan) -> list[str]:
     """The assumptions behind the numbers, one sentence each."""
     mean, longest = plan.compute.mean_tokens, plan.config.rollout.max_model_len
@@ -182,7 +202,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
         "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
         _padding(plan),
-        f"Training reaches {passes.TRAINING_EFFICIENCY:.0%} of {plan.gpu.bf16_tflops:g} TFLOP/s (dense bf16), "
+        f"Training reaches {passes.TRAINING_EFFICIENCY:.0%} of {_training_rate(plan)}, "
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
@@ -199,9 +219,12 @@ def assumptions(plan: Plan) -> list[str]:
         )
     elif plan.config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
-    if "routing records" in plan.host.parts:
-        size = plan.host.parts["routing records"] / GIB
-        line = f"Routing records take {size:,.3g} GiB of each machine's object store, and the driver holds none of them"
+    if plan.shape.moe_layers:
+        size = sum(plan.host.parts.get(name, 0) for name in STORED) + plan.payloads["weights pushed to one engine"]
+        line = (
+            f"Routes, router features and scores, and the weights of the last push take up to {size / GIB:,.3g} GiB of "
+            "each machine's object store, and the driver holds none of them"
+        )
         if plan.config.cluster.address is None:
             line += f"; Ray, started by the run, has {plan.config.cluster.object_store_gib:g} GiB and spills to disk"
         lines.append(f"{line}.")
@@ -219,15 +242,21 @@ def assumptions(plan: Plan) -> list[str]:
         rounds = plan.config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
     if plan.config.algorithm.oversampling is not None:
-        lines.append(_oversampling(plan.config, mean))
+        lines.append(_oversampling(plan.config, mean, plan.compute.longest_tokens))
     return lines
 
 
-def _oversampling(config: ScaledRun, mean_tokens: int) -> str:
+def _training_rate(plan: Plan) -> str:
+    """The peak rate of the training passes, in words."""
+    rate = passes.peak_tflops(plan.config.training, plan.gpu)
+    return f"{rate:g} TFLOP/s ({'dense bf16' if rate == plan.gpu.bf16_tflops else 'half of dense bf16, in fp32'})"
+
+
+def _oversampling(config: ScaledRun, mean_tokens: int, longest_tokens: int) -> str:
     """The responses in progress, and how long a rollout of them lasts."""
     batch, over = config.algorithm.batch, config.algorithm.oversampling
     assert over is not None
-    load = in_progress.rollout_load(config, mean_tokens)
+    load = in_progress.rollout_load(config, mean_tokens, longest_tokens)
     each = -(-load.responses // config.rollout.num_engines)
     together = min(each, config.rollout.max_num_seqs)
     trained = batch.num_prompts * batch.num_responses

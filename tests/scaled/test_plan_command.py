@@ -100,7 +100,8 @@ WAYS_OUT = [
         r"\d+ .*",
     ),
     (["--rollout.max_num_seqs", "64"], r"rollout: .* are KV of 64 x 34816 tokens; fits with rollout\.max_num_seqs .*"),
-    (["--rollout.tensor_parallel", "4"], r"rollout\.tensor_parallel: .* fp8_block, got 768 / 4 = 192; it may be 1, 2"),
+    (["--rollout.tensor_parallel", "4"],
+     r"rollout\.precision\.weights: .* expert_size / tensor_parallel = 192.*; rollout\.tensor_parallel may be 1, 2"),
     (
         ["--training.tensor_parallel", "8"],
         r"training\.tensor_parallel: expected a divisor of 4 key-value heads, got 8; it may be 1, 2, 4",
@@ -113,8 +114,17 @@ WAYS_OUT = [
     (
         ["--cluster.num_nodes", "4"],
         r"cluster\.num_nodes: expected at least 64 GPUs for 32 ranks and 16 engines of 2, separate, got 4 x 8 = 32; "
-        r"fits from 8 on",
+        r"fits from 8 on; `firstorder plan CONFIG --search` lists layouts of the GPUs that there are",
     ),
+    (["--cluster.placement", "colocated", "--rollout.num_engines", "32"],
+     r"rollout\.num_engines: expected at most training\.num_ranks = 32 GPUs for colocated engines, got 32 .* = 64"),
+    (["--cluster.object_store_gib", "0.5"], r"cluster\.object_store_gib: expected at least 2 for two buckets .*"),
+    (["--cluster.placement", "colocated", "--schedule.steps_off", "1"],
+     r"schedule\.steps_off: expected 0 where cluster\.placement is colocated, got 1"),
+    (["--probe.num_tokens", "40000"], r"probe\.num_tokens: expected less than rollout\.max_model_len = 34816, got .*"),
+    (["--rollout.precision.compute", "fp32"], r"rollout\.precision\.compute: expected bf16 or fp16 with native .*"),
+    (["--simulate", "4", "--training.tensor_parallel", "8"], r"training\.tensor_parallel: expected a divisor of 4 .*"),
+    (["--simulate", "4", "--rollout.timeout_s", "60"], r"rollout\.timeout_s: expected more than the rollout's .*"),
     (["--cluster.gpu", "H900"], r"cluster\.gpu: expected one of A100-80GB, .*, got H900"),
     (["--rollout.max_model_len", "50000", "--training.max_tokens_per_micro_batch", "50000"],
      r"rollout\.max_model_len: expected at most .* 40960 positions, got 50000"),
@@ -133,6 +143,18 @@ def test_what_does_not_fit_says_what_to_change(capsys, words, line):
     code, _, err = plan(capsys, *words)
     assert code == 2
     assert err.count("\n") == 1 and re.fullmatch(f"error: {line}\n", err), err
+
+
+def test_each_misfit_has_a_line_with_its_way_out(capsys):
+    """Two pools that do not fit are two lines, neither cut off; changes that need more GPUs are not proposed."""
+    code, _, err = plan(
+        capsys, "--rollout.max_num_seqs", "500", "--training.recompute", "none", "--cluster.gpu", "A100-80GB"
+    )
+    training, rollout = err.splitlines()
+    assert code == 2 and training.startswith("error: training: ") and rollout.startswith("error: rollout: ")
+    assert re.search(r"; fits with training\.recompute selective \(", training)
+    ways = re.search(r"; fits with rollout\.max_num_seqs \d+ \([\d.]+ GiB\)", rollout)
+    assert ways and "num_ranks" not in training
 
 
 def test_a_sandbox_config_is_refused(capsys):

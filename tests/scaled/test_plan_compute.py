@@ -97,12 +97,15 @@ def test_decoding_is_bound_by_bytes_then_by_flops():
 
 
 def test_the_longest_response_bounds_the_rollout():
-    """A rollout takes max_tokens decoding steps at least, and beyond that grows with the responses of an engine."""
+    """A rollout takes the longest response's steps at least, max_tokens at most, and beyond that grows with the
+    responses of an engine."""
     few = recipe("--algorithm.batch.num_prompts", "8")
-    seconds = compute.rollout_seconds(few, QWEN, H100, 10_000)
+    seconds = compute.rollout_seconds(few, QWEN, H100, 10_000, 34_816)
     assert seconds > 32_768 * compute.STEP_OVERHEAD
+    step = compute.step_compute(few, QWEN, H100, 1_000, 2_000)
+    assert 2_000 * compute.STEP_OVERHEAD < step.rollout_s < 2_000 * 2 * compute.STEP_OVERHEAD
     one, two = (
-        compute.rollout_seconds(recipe("--algorithm.batch.num_prompts", str(n)), QWEN, H100, 10_000)
+        compute.rollout_seconds(recipe("--algorithm.batch.num_prompts", str(n)), QWEN, H100, 10_000, 34_816)
         for n in (512, 1024)
     )
     assert two == pytest.approx(2 * one)

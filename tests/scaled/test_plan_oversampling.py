@@ -59,12 +59,13 @@ def played(extra: int, unfinished: Literal["keep", "drop"], longest: int, calls:
 def test_a_rollout_lasts_as_long_as_one_that_is_played(extra: int, unfinished: Literal["keep", "drop"]) -> None:
     """Decoding steps and sampled tokens are those of drawn groups, within a tenth; without extra prompts all wait."""
     config = recipe(extra, unfinished)
-    steps, tokens = played(extra, unfinished, config.rollout.max_model_len)
-    found = rollout_load(config, MEAN)
+    longest = config.rollout.max_model_len
+    steps, tokens = played(extra, unfinished, longest)
+    found = rollout_load(config, MEAN, longest)
     assert found.responses == (P + extra) * G
     assert found.least_steps == pytest.approx(steps, rel=0.1)
     assert found.sampled * MEAN == pytest.approx(tokens, rel=0.05)
-    alone = rollout_load(recipe(0), MEAN)
+    alone = rollout_load(recipe(0), MEAN, longest)
     assert (alone.responses, alone.sampled, alone.least_steps) == (P * G, P * G, 32_768)
 
 
@@ -75,13 +76,15 @@ def test_seconds_and_flops_follow() -> None:
     assert keep.rollout_s < drop.rollout_s < plain.rollout_s
     assert keep.rollout_flops == plain.rollout_flops
     assert drop.rollout_flops == pytest.approx(
-        plain.rollout_flops * rollout_load(recipe(64, "drop"), MEAN).sampled / P / G
+        plain.rollout_flops * rollout_load(drops, MEAN, drops.rollout.max_model_len).sampled / P / G
     )
     assert drop.rollout_flops > 1.5 * plain.rollout_flops
     few = ("--rollout.max_num_seqs", "1")
-    slow, wasteful = (compute.rollout_seconds(recipe(64, kind, *few), QWEN, H200, MEAN) for kind in ("keep", "drop"))
+    slow, wasteful = (
+        compute.rollout_seconds(recipe(64, kind, *few), QWEN, H200, MEAN, 34_816) for kind in ("keep", "drop")
+    )
     # One sequence at a time: nothing is gained by more in progress, and what is dropped costs its time.
-    assert slow == compute.rollout_seconds(recipe(0, "keep", *few), QWEN, H200, MEAN)
+    assert slow == compute.rollout_seconds(recipe(0, "keep", *few), QWEN, H200, MEAN, 34_816)
     assert wasteful > 1.5 * slow
 
 

@@ -31,16 +31,22 @@ def eight() -> Search:
 
 
 def test_what_is_listed_fits_by_the_plan(eight):
-    """Each layout's options make a config whose plan has no misfit but the rollout's time, and the listed seconds."""
+    """Each layout's options make a config whose plan has no misfit, and the listed seconds."""
     assert len(eight.found) == 11
     # Without context parallelism four fit.
     assert sum(found.config.training.context_parallel == 1 for found in eight.found) == 4
     for found in eight.found:
         words = shlex.split(" ".join(found.options))
-        plan = make_plan(config(*ONE_MACHINE, *words, "--rollout.timeout_s", "100000"))
+        plan = make_plan(config(*ONE_MACHINE, *words))
         assert plan.misfits == []
         assert plan.compute.step_s == pytest.approx(found.step_s)
         assert plan.config.cluster.placement == "colocated" and plan.config.training.offload is not None
+
+
+def test_a_layout_whose_rollout_lasts_too_long_is_none():
+    """Where the quickest engines outlast rollout.timeout_s, no layout is listed, and that is the reason."""
+    found = search(config(*ONE_MACHINE, "--rollout.timeout_s", "300"), QWEN, H100)
+    assert not found.found and "the rollout outlasts rollout.timeout_s" in {reason.what for reason in found.reasons}
 
 
 def test_the_quickest_come_first(eight):
@@ -71,6 +77,10 @@ def test_the_command(capsys):
     assert main(["plan", CONFIG, "--search", *ONE_MACHINE]) == 0
     out = capsys.readouterr().out
     assert "11 of 1440 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
+    (command,) = (line for line in out.splitlines() if line.startswith("firstorder plan "))
+    assert command.startswith(f"firstorder plan {CONFIG} {' '.join(ONE_MACHINE)} --cluster.placement colocated ")
+    assert main([*shlex.split(command)[1:], "--no-dry-run"]) == 0
+    capsys.readouterr()
     assert "an update does not fit a GPU; the closest misses by 0.5 GiB" in out.replace("\n", " ")
     assert main(["plan", CONFIG, "--search", "--json", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
     printed, err = capsys.readouterr()

@@ -1,0 +1,80 @@
+"""The conditions of a run that its config and its model's shape decide, for a plan and for the run itself alike."""
+
+from __future__ import annotations
+
+import math
+
+from lab.hf import ModelShape
+from lab.strict import ConfigError
+from scaled.config import ScaledRun
+from scaled.plan.parameters import ELEMENT_BYTES
+from scaled.vllm_engine.quantize import sent
+
+
+def check_settings(config: ScaledRun, shape: ModelShape) -> None:
+    """Raises ConfigError, naming the field, for the first setting that the others or the model rule out."""
+    check_lengths(config, shape)
+    check_engine_step(config)
+    check_object_store(config, shape)
+    # Less, not at most: vLLM scores a sequence as a prompt, and must sample one token after it.
+    if config.probe.num_tokens >= config.rollout.max_model_len:
+        raise ConfigError(
+            f"probe.num_tokens: expected less than rollout.max_model_len = {config.rollout.max_model_len}, got "
+            f"{config.probe.num_tokens}"
+        )
+    if config.cluster.placement == "colocated" and config.schedule.steps_off > 0:
+        raise ConfigError(
+            f"schedule.steps_off: expected 0 where cluster.placement is colocated, got {config.schedule.steps_off}"
+        )
+
+
+def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
+    """Raises ConfigError where sequences are longer than the model's positions or than an engine's."""
+    longest, sampling = config.rollout.max_model_len, config.algorithm.sampling
+    if longest > shape.max_positions:
+        raise ConfigError(
+            f"rollout.max_model_len: expected at most the model's {shape.max_positions} positions, got {longest}"
+        )
+    prompt = getattr(config.task, "max_prompt_tokens", None)
+    if prompt is not None and prompt + sampling.max_tokens > longest:
+        need = prompt + sampling.max_tokens
+        raise ConfigError(
+            f"rollout.max_model_len: expected at least task.max_prompt_tokens + algorithm.sampling.max_tokens = "
+            f"{prompt} + {sampling.max_tokens} = {need}, got {longest}"
+        )
+
+
+def check_engine_step(config: ScaledRun) -> None:
+    """Raises ConfigError where an engine step cannot hold a token of every sequence, which vLLM refuses."""
+    tokens, sequences = config.rollout.max_num_batched_tokens, config.rollout.max_num_seqs
+    if tokens < sequences:
+        raise ConfigError(
+            f"rollout.max_num_batched_tokens: expected at least rollout.max_num_seqs = {sequences}, got {tokens}"
+        )
+
+
+def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
+    """ConfigError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines.
+
+    A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
+    """
+    # A cluster that runs already has its own store, of a size that no config states.
+    if config.cluster.address is not None:
+        return
+    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
+    precision = config.rollout.precision
+    b = ELEMENT_BYTES[precision.compute]
+    sizes = [
+        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
+        for one in sent(shape.weights(), precision).values()
+    ]
+    bucket = min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
+    needed, has = 2 * bucket / 2**30, config.cluster.object_store_gib
+    if needed > has:
+        raise ConfigError(
+            f"cluster.object_store_gib: expected at least {needed:.3g} for two buckets of weights of "
+            f"{bucket / 2**20:.4g} MiB (cluster.bucket_mib, or the largest weight), got {has:g}"
+        )
+
+
+__all__ = ["check_engine_step", "check_lengths", "check_object_store", "check_settings"]
