@@ -213,12 +213,18 @@ class SandboxRun(RunConfig):
         if self.model.path is None and self.task.needs_tokenizer:
             kind = self.task.kind
             raise ValueError(f"model.path: expected a Hugging Face folder for a {kind} task (its tokenizer), got null")
-        if self.model.path is None and not self.model.build(1).moe_layers:
-            mode, floor = self.algorithm.replay.mode, self.algorithm.build().objective.router_shift_floor
-            if mode != "none":
-                raise ValueError(f"algorithm.replay.mode: expected none for a model without routers, got {mode}")
-            if floor < 1:
-                raise ValueError(
-                    f"algorithm.objective.router_shift_floor: expected 1 for a model without routers, got {floor:g}"
-                )
+        if self.model.path is None:
+            self.check_routers(self.model.build(1))
         return self
+
+    def check_routers(self, shape: ModelConfig) -> None:
+        """ValueError for a replay mode or a router shift beside a model without routers; a run asks it of a folder."""
+        if shape.moe_layers:
+            return
+        mode, floor = self.algorithm.replay.mode, self.algorithm.build().objective.router_shift_floor
+        if mode != "none":
+            raise ValueError(f"algorithm.replay.mode: expected none for a model without routers, got {mode}")
+        if floor < 1:
+            raise ValueError(
+                f"algorithm.objective.router_shift_floor: expected 1 for a model without routers, got {floor:g}"
+            )

@@ -20,6 +20,7 @@ from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
 from lab.tasks import DemonstratedTask, TextTask
 from lab.tasks import build as build_task
+from lab.tasks.jsonl import ProblemTask
 from lab.tasks.tokenizers import load_tokenizer
 from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
@@ -28,6 +29,7 @@ from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import probe
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
+from sandbox.model.checkpoint import read_config
 from sandbox.model.config import ModelConfig
 from sandbox.size import check_memory
 from sandbox.training.callbacks import Evaluation, Recording
@@ -43,8 +45,8 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
     """Runs the config, or continues `folder`; returns the run's folder with verdict and report written.
 
     Raises ValueError if the config does not fit its files, and NonFiniteError if the loss of the cold start is not
-    finite (no new folder is left behind). Raises NonFiniteError, with the step, if a metric or gradient is not finite
-    (record and verdict are written first).
+    finite (no new folder is left behind). Raises NonFiniteError, with the step, if a metric or gradient is not finite,
+    or a defect's fp16 overflows (record and verdict are written first).
     """
     config = config.settled()
     kernels = config.kernels()
@@ -54,10 +56,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     # Opened before a folder is made: a path that is wrong leaves no run behind.
     task = open_task(config)
-    if config.model.path is None:
-        shape = config.model.build(task.tokenizer.vocab_size)
-        check_memory(config, shape)
-        _check_positions(config, shape)
+    _check_shape(config, task)
     is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
@@ -84,8 +83,10 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         except NonFiniteError as error:
             # `step` is set as a global step begins, so this is the number of the step that failed.
             number = learner.step + 1
-            if not folder.metrics() or folder.metrics()[-1]["step"] < number:  # a gradient ends a step before its row
-                folder.append_metrics(number, {"actor/grad_norm": math.inf})
+            # A gradient, or an engine that overflows in fp16, ends a step before its row.
+            if not folder.metrics() or folder.metrics()[-1]["step"] < number:
+                metric = "rollout_corr/k3_kl" if isinstance(error, OverflowError) else "actor/grad_norm"
+                folder.append_metrics(number, {metric: math.inf})
             finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}") from error
         finally:
@@ -97,9 +98,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:
     """The learner restored from the folder's last checkpoint, and the number of the next global step."""
-    model = initial_model(config, task, progress)
-    _check_positions(config, model.config)
-    learner = build_learner(config, task, model)
+    learner = build_learner(config, task, initial_model(config, task, progress))
     first = 0
     checkpoint = folder.latest_checkpoint()
     if checkpoint is not None:
@@ -113,13 +112,30 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     return learner, first
 
 
-def _check_positions(config: SandboxRun, shape: ModelConfig) -> None:
+def _check_shape(config: SandboxRun, task: TextTask) -> None:
+    """ValueError where the config does not fit the sizes of its model, whose weights are not read yet."""
+    if config.model.path is None:
+        shape = config.model.build(task.tokenizer.vocab_size)
+        check_memory(config, shape)
+    else:
+        shape = read_config(config.model.path)
+        config.check_routers(shape)
+    if isinstance(task, ProblemTask):
+        longest = task.longest_prompt
+    else:  # training prompts are drawn one by one; held-out ones are of the same kind
+        longest = max((len(prompt.tokens) for prompt in task.held_out()), default=0)
+    check_positions(config, shape, longest)
+
+
+def check_positions(config: SandboxRun, shape: ModelConfig, longest_prompt: int) -> None:
     """ValueError where a response may not fit: it would end the run once one first grows that long."""
-    longest = config.algorithm.sampling.max_tokens
-    if longest > shape.max_positions:
+    got = config.algorithm.sampling.max_tokens
+    # The last token that is sampled is no input, so it needs no position.
+    most = shape.max_positions + 1 - longest_prompt
+    if got > most:
         raise ValueError(
-            f"algorithm.sampling.max_tokens: expected at most the model's {shape.max_positions} positions, prompt "
-            f"included, got {longest}"
+            f"algorithm.sampling.max_tokens: expected at most {most} (the model's {shape.max_positions} positions + 1, "
+            f"less the {longest_prompt} tokens of the longest prompt), got {got}"
         )
 
 
@@ -216,4 +232,7 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
         trainer.fit(learner, step_loader(first, config.num_steps))
 
 
-__all__ = ["NonFiniteError", "build_engine", "build_learner", "file_hashes", "initial_model", "open_task", "run"]
+__all__ = [
+    "NonFiniteError", "build_engine", "build_learner", "check_positions", "file_hashes", "initial_model", "open_task",
+    "run",
+]  # fmt: skip

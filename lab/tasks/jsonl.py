@@ -62,6 +62,11 @@ class ProblemTask:
         self._train = Prompts(train, config, tokenizer)
         self._held_out = Prompts(held_out, config, tokenizer)
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, held out or not."""
+        return max(self._train.longest, self._held_out.longest)
+
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
         """The next `num_prompts` problems: numbers [step * num_prompts, (step + 1) * num_prompts) of the endless walk.
 
@@ -121,8 +126,7 @@ class Prompts(Sequence[Prompt]):
 
     def __init__(self, problems: list[ProblemRow], config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         self.problems, self._config, self._tokenizer = problems, config, tokenizer
-        for problem in problems:
-            prompt_of(problem, config, tokenizer)
+        self.longest = max((len(prompt_of(problem, config, tokenizer).tokens) for problem in problems), default=0)
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -138,12 +142,14 @@ class Prompts(Sequence[Prompt]):
 
 
 def prompt_of(problem: ProblemRow, config: ProblemsConfig, tokenizer: Tokenizer) -> Prompt:
-    """The problem in the config's template; its `id` is the row's place. ValueError names a row that is too long."""
+    """The problem in the config's template; its `id` is the row's place. ValueError names an empty or too long row."""
     text = config.prompt_template.replace(PROBLEM, problem.problem)
     try:
         tokens = tokenizer.chat(text, problem.before) if config.chat_template else tokenizer.prompt(text)
     except ValueError as error:
         raise ValueError(f"{problem.where}: {error}") from error
+    if not tokens:  # a tokenizer without an unknown token drops the characters that it lacks
+        raise ValueError(f"{problem.where}: expected a prompt of at least 1 token, got 0")
     if len(tokens) > config.max_prompt_tokens:
         raise ValueError(
             f"{problem.where}: expected a prompt of at most max_prompt_tokens = {config.max_prompt_tokens} "

@@ -21,7 +21,7 @@ from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
-from sandbox.engines.sampling_mismatch import SamplingMismatch
+from sandbox.engines.sampling_mismatch import is_unscored
 from sandbox.engines.stale_weights import StaleWeights, WeightHistory, lagging
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kernels.numerics import EXACT, Numerics, compose
@@ -201,11 +201,11 @@ class SandboxEngine:
         if got != expected:
             raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
         for defect in self.defects:
-            is_unscored = "sampler" in defect.breaks or (
-                isinstance(defect, SamplingMismatch) and defect.score == "raw" and temperature != 1
-            )
-            if is_unscored or (isinstance(defect, StaleWeights) and "prefill" in defect.breaks):
-                raise ValueError(f"enumerate: expected an engine that samples from one scored policy, got {defect!r}")
+            is_switched = isinstance(defect, StaleWeights) and "prefill" in defect.breaks
+            if is_switched or is_unscored(defect, temperature):
+                raise ValueError(
+                    f"enumerate: expected an engine that samples from one scored policy, got {defect.words}"
+                )
 
     def numerics(self, seed: int) -> Numerics:
         """The arithmetic of one call: the trainer's, then each defect's, which draws from its own stream."""

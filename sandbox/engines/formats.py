@@ -14,11 +14,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from lab.recording import NonFiniteError
+
 ScaledFormat = Literal["fp8_e4m3", "int8", "int4"]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 INT8_MAX = 127.0  # symmetric: -128 is not used
 INT4_MAX = 7.0  # likewise
+
+
+class Fp16Overflow(NonFiniteError, OverflowError):
+    """A magnitude that fp16 has no number for; the engine's log-probabilities would not be finite."""
 
 
 def round_bf16(x: Tensor) -> Tensor:
@@ -29,12 +35,12 @@ def round_bf16(x: Tensor) -> Tensor:
 def round_fp16(x: Tensor) -> Tensor:
     """x rounded to the nearest float16 (relative error at most 2^-11, steps of 2^-24 below 2^-14), in x's own dtype.
 
-    Raises OverflowError if a magnitude rounds beyond 65504, the format's largest value.
+    Raises Fp16Overflow if a magnitude rounds beyond 65504, the format's largest value.
     """
     rounded = x.to(torch.float16).to(x.dtype)
     # An infinity that x has already is no overflow of the cast.
     if bool((rounded.isinf() & ~x.isinf()).any()):
-        raise OverflowError(f"fp16: expected magnitudes of at most 65504, got {x.abs().max().item():.6g}")
+        raise Fp16Overflow(f"fp16: expected magnitudes of at most 65504, got {x.abs().max().item():.6g}")
     return rounded
 
 

@@ -103,3 +103,10 @@ class SamplingMismatch(Defect):
         # Sorted, so column 0 is the largest; probabilities are the whole distribution's, whatever top-k has left.
         kept_AV &= probs_AV >= self.min_p * probs_AV[:, :1]
         return torch.zeros_like(kept_AV).scatter_(1, order_AV, kept_AV)  # back in the order of ids
+
+
+def is_unscored(defect: Defect, temperature: float) -> bool:
+    """Whether tokens drawn at this temperature come from another distribution than the reported one."""
+    # Raw scores are those at temperature 1, whatever was requested.
+    is_raw = isinstance(defect, SamplingMismatch) and defect.score == "raw"
+    return "sampler" in defect.breaks or (is_raw and temperature != 1)

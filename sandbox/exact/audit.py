@@ -19,10 +19,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.engines import ActivationPrecision, EngineConfig, RouterNoise, WeightPrecision
-from sandbox.engines.stale_weights import lagging
 from sandbox.exact.routed_policy import (
     SHIFTED,
     RoutedPolicy,
+    check_one_policy,
     edges_of,
     natural_logp,
     rollout_engine,
@@ -163,13 +163,12 @@ def moe_problem(
     `temperature`.
     `predictor` is W_p by layer, for Pr2 and Pr3 only; `old_gates` is Pr2's choice (Algorithm). `known` are policies at
     pi's weights, tree and prompt: one with the same routes is reused as `trained`.
-    Raises ValueError for a model without MoE layers, an engine with stale weights, a missing or superfluous predictor,
-    and sizes that do not fit.
+    Raises ValueError for a model without MoE layers, an engine that keeps earlier weights or does not score its draws,
+    a missing or superfluous predictor, and sizes that do not fit.
     """
     if not model.config.moe_layers:
         raise ValueError("model: expected at least 1 MoE layer, got 0")
-    if lagging(engine.defects) is not None:
-        raise ValueError(f"engine: expected none with stale weights (step_Q is the staleness here), got {engine!r}")
+    check_one_policy(engine, "step_Q", temperature)
     algorithm = Algorithm(objective=SHIFTED, mode=mode, old_gates=old_gates, temperature=temperature)
     learner = learner_of(model, mode, predictor)
     rollout = rollout_engine(model, engine, tree)

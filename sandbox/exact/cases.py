@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from lab.audit.cases import Case, Cases, draw_reward, tree_keys
@@ -32,6 +32,7 @@ from sandbox.exact.audit import (
     step_at,
     target_policy,
 )
+from sandbox.exact.routed_policy import check_one_policy
 from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
@@ -63,12 +64,17 @@ class MoeModel(Strict):
         return MoE(sizes, generator).to(torch.float64)
 
 
+def _one_policy(engine: EngineConfig) -> EngineConfig:
+    check_one_policy(engine, "staleness.token_kl")
+    return engine
+
+
 class MoePolicies(Policies):
     """MoE models with random weights, under inference engines and replay modes."""
 
     kind: Literal["moe"] = "moe"
     model: MoeModel = Field(default_factory=MoeModel, description="sizes of the model")
-    engines: dict[str, EngineConfig] = Field(
+    engines: dict[str, Annotated[EngineConfig, AfterValidator(_one_policy)]] = Field(
         min_length=1, description="label to inference engine, as in a run's config"
     )
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="routing replay")
@@ -177,7 +183,8 @@ class _World:
         predictor = router_drift(self.model, step_Q) if PASSES[mode].trains_predictor else None
         return moe_problem(
             self.model, engine, mode, self.tree, PROMPT, self.reward_Y, step_Q=step_Q, predictor=predictor,
-            seed=self.seed, target=self.target(staleness),
+            # An engine's noise under seed 0 of an audit is that of the policy's index alone.
+            seed=(self.config.seed << 32) + self.seed, target=self.target(staleness),
         )  # fmt: skip
 
 

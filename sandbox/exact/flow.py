@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lab.flow.config import ErrorBlock, FlowConfig, FlowObjective, ProblemsBlock, TrainingBlock
 from lab.flow.run import World, task_of
 from lab.strict import Strict
 from sandbox.engines import EngineConfig
 from sandbox.exact.cases import MoeModel
+from sandbox.exact.routed_policy import check_one_policy
 from sandbox.exact.routed_training import PREDICTOR_RATE, MoeEngine, MoePolicy
 from theory.contracts import Prompt
 from theory.exact.engines import MovablePolicy
@@ -56,6 +57,12 @@ class EngineError(ErrorBlock):
     engine: EngineConfig = Field(default_factory=EngineConfig, description="as in a run's config; none: exact")
     kind: str = Field(description="name of the error; `exact` for an engine without defects")
 
+    @field_validator("engine")
+    @classmethod
+    def _is_one_policy(cls, engine: EngineConfig) -> EngineConfig:
+        check_one_policy(engine, "training.lag")
+        return engine
+
     @model_validator(mode="after")
     def _has_one_dial(self) -> EngineError:
         """Checks that an engine has the dials of its defects only; `scale` is the one that tables show."""
@@ -95,6 +102,17 @@ class SandboxFlow(FlowConfig):
     errors: tuple[EngineError, ...] = Field(min_length=1, description="the engines that sample")
     objectives: tuple[MoeObjective, ...] = Field(min_length=1, description="the remedies to compare")
     training: MoeTraining = Field(default_factory=MoeTraining, description="optimizer, updates, groups, draws")
+
+    @model_validator(mode="after")
+    def _draws_are_scored(self) -> SandboxFlow:
+        for number, error in enumerate(self.errors):
+            try:
+                check_one_policy(error.engine, "training.lag", self.training.temperature)
+            except ValueError as wrong:
+                raise ValueError(
+                    f"errors.{number}.engine.{wrong} at training.temperature {self.training.temperature:g}"
+                ) from wrong
+        return self
 
 
 def moe_problem_of(config: FlowConfig, number: int) -> tuple[ExactTask, MovablePolicy]:

@@ -15,8 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sandbox.engines import EngineConfig
+from sandbox.engines import EngineConfig, PartialWeights
 from sandbox.engines.engine import SandboxEngine
+from sandbox.engines.sampling_mismatch import is_unscored
+from sandbox.engines.stale_weights import lagging
 from sandbox.model import MoE
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import OptimizerSettings
@@ -117,7 +119,23 @@ def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> Sandbo
     return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype, kernels=model.kernels)
 
 
+def check_one_policy(engine: EngineConfig, staleness: str, temperature: float = 1.0) -> None:
+    """ValueError unless one hand-over determines mu, scored as it samples; `staleness` names the field for old weights.
+
+    Every rollout of the exact lab has a new engine: one that keeps earlier weights would be the exact engine.
+    """
+    for defect in engine.defects:
+        if isinstance(defect, PartialWeights) or lagging([defect]) is not None:
+            raise ValueError(
+                f"defects: expected none that keeps earlier weights (old weights are {staleness}), got {defect.words}"
+            )
+        if is_unscored(defect, temperature):
+            raise ValueError(
+                f"defects: expected an engine that scores the distribution of its draws, got {defect.words}"
+            )
+
+
 __all__ = [
-    "SHIFTED", "RoutedPolicy", "edges_of", "exact_rollouts", "natural_logp", "rollout_engine", "routed_policy",
-    "router_shift", "target_policy",
+    "SHIFTED", "RoutedPolicy", "check_one_policy", "edges_of", "exact_rollouts", "natural_logp", "rollout_engine",
+    "routed_policy", "router_shift", "target_policy",
 ]  # fmt: skip

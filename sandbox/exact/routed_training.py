@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sandbox.engines import EngineConfig
 from sandbox.exact.audit import learner_of, moved, trainable
-from sandbox.exact.routed_policy import SHIFTED, rollout_engine, router_shift
+from sandbox.exact.routed_policy import SHIFTED, check_one_policy, rollout_engine, router_shift
 from sandbox.model import MoE
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
@@ -211,6 +211,7 @@ class MoeEngine:
         """The rollouts of all draws, each with its old pass; without a replay of mu, all share one old pass."""
         now, forest = moe(policy), moe(policy).tree
         temperature = now.sequences.temperature
+        check_one_policy(self.config, "training.lag", temperature)
         # Old's routers are scored whether or not an objective needs them: it is one look-up per row.
         algorithm = Algorithm(objective=SHIFTED, mode=self.mode, temperature=temperature)
         engine, predictor = rollout_engine(now.model, self.config, forest.tree), self._predictor(now.model)

@@ -141,7 +141,7 @@ class Calibration:
         self.bench, self.target = bench, dict(target)
         if not bench.trainer.model.config.moe_layers:
             self.target.pop("routers that differ", None)
-        ours = sum(len(response.tokens) for response in bench.sample(bench.engine(), draw=0).responses)
+        ours = sum(int(r.is_response.sum()) for r in bench.sample(bench.engine(), draw=0).responses)
         # Two tokens of the side with fewer; for the KL, the rounding error of float32 between equal engines.
         self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
 

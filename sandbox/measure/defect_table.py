@@ -20,9 +20,9 @@ from sandbox.engines import KINDS, PartialWeights, ReductionOrder
 from sandbox.engines.defect import LINKS, Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.run import initial_model, open_task
+from sandbox.run import build_engine, initial_model, open_task
 from sandbox.training.engine import SandboxTrainingEngine
-from sandbox.training.numerics import of_precision, training_numerics
+from sandbox.training.numerics import training_numerics
 from theory.algorithm import Algorithm
 from theory.contracts import Rollouts, Sampling
 from theory.divergences import discrepancy_metrics, masked_mean, surprise_gap
@@ -31,6 +31,7 @@ from theory.routing.measures import routing_metrics
 from theory.routing.passes import PASSES, RoutingPlan
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
+from theory.turns import roll_out
 
 RUNGS: dict[str, Defect | None] = {"exact": None} | {
     name: defect for kind in KINDS for name, defect in kind.rungs().items()
@@ -88,7 +89,6 @@ class Bench:
         config = config.settled()
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
-        self.numerics = of_precision(config.training.precision)
         self.trainer = self.build_trainer(
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )
@@ -122,6 +122,7 @@ class Bench:
         return SandboxTrainingEngine(
             model,
             self.algorithm.optimizer,
+            freeze_router=self.algorithm.freeze_router,
             micro_batch_size=micro_batch_size or block.micro_batch_size,
             keep_reference=self.algorithm.objective.kl_coefficient > 0,
             numerics=training_numerics(block.precision, block.reduction_order, block.products),
@@ -129,10 +130,7 @@ class Bench:
 
     def engine(self, *defects: Defect) -> SandboxEngine:
         """The engine with these defects, given every version that it can remember, the newest last."""
-        model = self.trainer.model
-        engine = SandboxEngine(
-            model.config, defects, self.task.tokenizer.eos_id, numerics=self.numerics, kernels=model.kernels
-        )
+        engine = build_engine(self.config, self.trainer.model.config, self.task, defects)
         newest = len(self.versions) - 1
         is_partial = any(isinstance(defect, PartialWeights) for defect in defects)
         # Partial weights keep those of the first hand-over, so they need the whole history.
@@ -142,7 +140,7 @@ class Bench:
         return engine
 
     def sample(self, engine: SandboxEngine, draw: int) -> Rollouts:
-        """The engine's responses to the draw's problems."""
+        """The engine's responses to the draw's problems, in as many turns as a run's."""
         sampling = Sampling(
             max_tokens=self.algorithm.max_tokens,
             num_responses=self.algorithm.num_responses,
@@ -151,7 +149,10 @@ class Bench:
         )
         # Beyond the numbers that NUM_STEPS training steps take.
         first = NUM_STEPS * self.algorithm.dynamic_sampling_rounds
-        return engine.generate(self.task.prompts(first + draw, self.algorithm.num_prompts), sampling)
+        prompts = self.task.prompts(first + draw, self.algorithm.num_prompts)
+        if engine.prefixes is not None:
+            engine.prefixes.clear()  # draws are independent, like the steps of a run
+        return roll_out(engine, self.task, prompts, sampling, self.algorithm.max_turns)
 
     def rung(self, name: str, num_seeds: int) -> DefectRow:
         """The engine of that name against the trainer."""

@@ -15,8 +15,8 @@ from sandbox.config import SandboxRun
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
-from sandbox.model.checkpoint import to_hf
-from sandbox.run import initial_model, open_task
+from sandbox.model.checkpoint import read_config, to_hf
+from sandbox.run import check_positions, initial_model, open_task
 from sandbox.training.numerics import of_precision
 from theory.contracts import Sampling
 
@@ -28,7 +28,7 @@ def filter_data(
 
     The model is that of `model.path`, after the cold start if the config has one; mu is its rollout engine, defects
     included; temperature and length are those of `algorithm.sampling`. Raises the errors of `filter_problems`, and
-    ConfigError if the config's task reads no problem file.
+    ConfigError if the config's task reads no problem file, and ValueError if a response may not fit the model.
     """
     config = config.settled()
     if not config.task.reads_problems:
@@ -37,6 +37,8 @@ def filter_data(
     config.kernels().set_threads(config.threads or 1)  # as in the run, whose own rollout engine samples
     tokenizer = load_tokenizer(config.model.path)
     file = ProblemFile.open(data, config.task, tokenizer)
+    longest = max((len(prompt.tokens) for prompt in file.prompts), default=0)
+    check_positions(config, read_config(config.model.path), longest)
     if config.cold_start is None:
         model = load_model(config.model.path)
     else:

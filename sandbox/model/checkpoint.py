@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 def load(folder: str | Path) -> MoE:
     """The model of a Hugging Face folder, in float32. Raises FileNotFoundError, or ValueError with one line."""
     folder = Path(folder)
-    config = _config(folder / "config.json")
+    config = read_config(folder)
     try:
         _check_size(config.shape(), _files(folder))
         model = MoE(config)
@@ -41,7 +41,9 @@ def load(folder: str | Path) -> MoE:
     return model
 
 
-def _config(file: Path) -> ModelConfig:
+def read_config(folder: str | Path) -> ModelConfig:
+    """The sizes that a Hugging Face folder states, without its weights; errors as `load`."""
+    file = Path(folder) / "config.json"
     shape = parse_shape(read_json(file), str(file), "sandbox")
     try:
         return config_of(shape)

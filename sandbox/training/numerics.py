@@ -38,21 +38,25 @@ class _Bf16(Numerics):
         return round_bf16(x) if site in LARGE_PRODUCTS else x
 
 
-class _Fp8(Numerics):
-    """Inputs and weights of the large products in FP8 e4m3 in the forward pass only, straight-through gradients.
+class _Fp8Weights(Numerics):
+    """Weights of the large products in FP8 e4m3, a scale per output of each matrix, with straight-through gradients.
 
-    One scale per token, and one per output of each matrix: the bits of an engine with `weight_precision` and
-    `activation_precision` at their defaults. Gradients, and the weights that the optimiser updates, stay float32.
+    With `_Fp8Inputs` the bits of an engine with `weight_precision` and `activation_precision` at their defaults, which
+    stores FP8 weights before its products round them. Weights that the optimiser updates stay float32.
     """
-
-    def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
-        return _straight_through(x, round_fp8_e4m3(x, amax_of_rows(x))) if site in LARGE_PRODUCTS else x
 
     def weight(self, weight: Float[Tensor, "*shape"], site: Site) -> Float[Tensor, "*shape"]:
         if site not in LARGE_PRODUCTS:
             return weight
         # Axis 1 is the inner axis of a matrix (O, D) and of experts (E, D, F) alike.
         return _straight_through(weight, round_fp8_e4m3(weight, weight.abs().amax(dim=1, keepdim=True)))
+
+
+class _Fp8Inputs(Numerics):
+    """Inputs of the large products in FP8 e4m3, a scale per token; gradients pass straight through."""
+
+    def activation(self, x: Float[Tensor, "*rows D"], site: Site) -> Float[Tensor, "*rows D"]:
+        return _straight_through(x, round_fp8_e4m3(x, amax_of_rows(x))) if site in LARGE_PRODUCTS else x
 
 
 def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
@@ -71,4 +75,7 @@ def training_numerics(precision: Precision, order: ReductionOrder, products: Pro
     With `order.units` > 1 the order of sums depends on the rows of the micro-batch (padding included), so that two
     passes over the same responses in different micro-batches differ: R3 sec. 3.3's repeated forward.
     """
-    return compose([of_precision(precision), EXACT if products is None else _Fp8(), order.order()])
+    base = of_precision(precision)
+    # The engine's order: FP8 weights are stored before a product rounds them to bf16, inputs are rounded after it.
+    own = [base] if products is None else [_Fp8Weights(), base, _Fp8Inputs()]
+    return compose([*own, order.order()])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import signal
 from pathlib import Path
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 
 from firstorder.cli import main
@@ -15,9 +18,12 @@ from lab.audit import load_config
 from lab.audit.records import read
 from lab.config.load import config_hash
 from lab.report.style import number
-from sandbox.exact.cases import SandboxAudit, moe_cases
+from lab.strict import validate
+from sandbox.exact.audit import tiny_moe
+from sandbox.exact.cases import MoePolicies, SandboxAudit, _World, moe_cases
 from tests.firstorder.killed_cases import run_killed
 from tests.firstorder.test_cli import fails
+from theory.streams import stream
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "audit"
 
@@ -173,6 +179,25 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("defect", "expected"),
+    [
+        ("stale_weights", "none that keeps earlier weights (old weights are staleness.token_kl)"),
+        ("partial_weights", "none that keeps earlier weights (old weights are staleness.token_kl)"),
+        ("sampling_mismatch, top_p: 0.9", "an engine that scores the distribution of its draws"),
+    ],
+)
+def test_engines_of_one_hand_over(
+    defect: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that needs earlier hand-overs, or does not score its draws, is refused before the first case."""
+    monkeypatch.chdir(tmp_path)
+    Path("moe.yaml").write_text(MOE.replace("router_noise, std: 1.0", defect))
+    said = fails(capsys, "audit", "moe.yaml")
+    assert f"policies.0.engines.router noise.defects: expected {expected}, got " in said
+    assert not Path("runs").exists()
+
+
 def test_the_config_explains_itself(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--print-config prints a config that loads to the same audit, overrides included, and starts nothing."""
     assert main(["audit", str(tiny), "--seed", "7", "--print-config"]) == 0
@@ -236,6 +261,21 @@ def test_a_moe_is_audited_through_its_own_passes(
     replayed = frame[frame["mode"] != "none"]
     assert ((replayed["bias"] > 1e-8) == (replayed["router_staleness"] > 0)).all()
     assert (replayed["router_staleness"] > 0).any()
+
+
+def test_an_engine_s_noise_is_that_of_the_seed() -> None:
+    """Two seeds of an audit, like two policies of one, have noise of their own; all other draws being equal."""
+    raw = YAML(typ="safe", pure=True).load(MOE.replace("modes: [none, R2, R3]", "modes: [none]"))
+    found = []
+    for seed, index in ((0, 0), (0, 1), (1, 0)):
+        config = validate(SandboxAudit, raw | {"seed": seed}, "moe")
+        block = config.policies[0]
+        assert isinstance(block, MoePolicies)
+        world = _World(config, block, next(iter(block.trees())), index, "last")
+        vars(world)["model"] = tiny_moe(2, stream(0, "model"))
+        problem = world.problems("router noise", "none")(math.inf, 0.0)
+        found.append(torch.cat([edges_nV.reshape(-1) for edges_nV in problem.logp_mu]))
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
 
 
 def test_the_moe_kind_says_how_many_cases_it_has() -> None:

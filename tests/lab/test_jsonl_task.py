@@ -170,6 +170,14 @@ def test_a_bad_line_is_named(tmp_path, line, expected, came):
     assert "\n" not in message
 
 
+def test_a_prompt_without_tokens_is_named(tmp_path, monkeypatch):
+    """A tokenizer without an unknown token may leave nothing of a row: there is no token to sample after."""
+    monkeypatch.setattr(TOKENIZER, "prompt", lambda text: TOKENIZER.encode(text.replace("?", "")))
+    path = write(tmp_path / "bad.jsonl", [{"problem": "1", "answer": "1"}, {"problem": "??", "answer": "2"}])
+    with pytest.raises(ValueError, match=r"bad\.jsonl:2: expected a prompt of at least 1 token, got 0$"):
+        build(JsonlConfig(path=path, prompt_template="{problem}", held_out_fraction=0.5), TOKENIZER)
+
+
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
     """A line that is not UTF-8 is named like any other bad line."""
     path = tmp_path / "bytes.jsonl"

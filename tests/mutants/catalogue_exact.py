@@ -45,7 +45,7 @@ EXACT = (
     ),
     _mutant(
         "drift_is_of_the_whole_mean", "A prefix's mean advantage is not divided by how likely the prefix is.",
-        "theory.exact.batch:Batch.prefix_shares_BT.func", "total_N / reach_N, 0.0", "total_N, 0.0",
+        "theory.exact.batch:Batch.prefix_shares_sBT.func", "self.node_shares_sN / reach_N", "self.node_shares_sN",
         "drift_is_what_centring_takes_off",
     ),
     _mutant(

@@ -56,6 +56,6 @@ BLOCK_FORMATS = (
     ),
     misread(
         "fp8_scale_is_along_the_outputs", "Experts' weights share a scale by input, not by output.", "FP8 training",
-        f"{TRAINER}:_Fp8.weight", "dim=1,", "dim=-1,", "fp8_trainer_is_the_fp8_engine",
+        f"{TRAINER}:_Fp8Weights.weight", "dim=1,", "dim=-1,", "fp8_trainer_is_the_fp8_engine",
     ),
 )  # fmt: skip

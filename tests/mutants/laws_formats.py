@@ -13,7 +13,7 @@ BLOCKS = ({"form": "mxfp8", "width": 32, "outlier": 1e6}, {"form": "nvfp4", "wid
 
 
 def _fp8_trainer() -> None:
-    chain.test_an_fp8_trainer_is_an_fp8_engine(chain.make_world())
+    chain.test_an_fp8_trainer_is_an_fp8_engine(chain.make_world(), "fp32")
 
 
 FORMATS = tuple(

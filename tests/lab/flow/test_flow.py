@@ -83,6 +83,40 @@ def test_bad_configs_are_refused(override: list[str], message: str, tmp_path: Pa
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+SANDBOX = """
+name: tiny
+backend: sandbox
+problems: {count: 1, num_tokens: 2, length: 1, prompts: 1, openings: 2, lost: 1}
+errors: [{kind: exact}, {kind: engine, scale: 1, engine: {defects: [DEFECT]}}]
+objectives: [{preset: reinforce}]
+training: {temperature: T}
+"""
+
+
+@pytest.mark.parametrize(
+    ("defect", "temperature", "expected"),
+    [
+        ("{kind: stale_weights, versions: 4}", 1, "none that keeps earlier weights (old weights are training.lag)"),
+        ("{kind: partial_weights}", 1, "none that keeps earlier weights (old weights are training.lag)"),
+        ("{kind: sampling_mismatch, top_p: 0.9}", 1, "an engine that scores the distribution of its draws"),
+        ("{kind: sampling_mismatch}", 0.5, "an engine that scores the distribution of its draws"),
+        ("{kind: sampling_mismatch, top_p: 0.9, score: processed}", 1, ""),
+        ("{kind: stale_weights, versions: 0}", 1, ""),
+    ],
+)
+def test_engines_of_one_rollout(defect: str, temperature: float, expected: str, tmp_path: Path) -> None:
+    """An engine that needs earlier hand-overs, or does not score its draws, is refused before the first case."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(SANDBOX.replace("DEFECT", defect).replace("T}", f"{temperature}}}"))
+    if not expected:
+        assert load_config(path, sandbox=lambda: SandboxFlow).errors
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, sandbox=lambda: SandboxFlow)
+    said = str(caught.value)
+    assert f"errors.1.engine.defects: expected {expected}, got " in said and "\n" not in said
+
+
 @pytest.mark.parametrize("path", sorted(Path("configs/flow").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_flow_config_loads(path: Path) -> None:
     """Each file under configs/flow/ is a config of this version."""

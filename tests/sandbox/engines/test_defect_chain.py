@@ -201,16 +201,19 @@ def test_a_bf16_trainer_is_not_the_fp32_engine(world):
     assert (difference > 0).all()
 
 
-def test_an_fp8_trainer_is_an_fp8_engine(world):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_fp8_trainer_is_an_fp8_engine(world, precision):
     """FP8 products in training are, to the bit, an engine with FP8 weights and activations, and not the exact one.
 
     Gradients pass the rounding: that of the parameters points where exact training's does, but not to the bit.
     """
-    fp8 = training_numerics("fp32", ReductionOrder(units=1), "fp8_e4m3")
+    fp8 = training_numerics(precision, ReductionOrder(units=1), "fp8_e4m3")
     trainer = worlds.training_engine(world.now, numerics=fp8)
     plan, is_same = RoutingPlan("natural"), {}
     for name, defects in {"fp8": (WeightPrecision(), ActivationPrecision()), "exact": ()}.items():
-        rollouts = world.engine(*defects).generate(worlds.prompts(), SAMPLING)
+        engine = SandboxEngine(world.now.config, defects, worlds.STOP, numerics=of_precision(precision))
+        engine.load_model(world.now, version=0)
+        rollouts = engine.generate(worlds.prompts(), SAMPLING)
         batch = rollouts.padded()
         is_same[name] = (trainer.score(rollouts, plan).logp_BT == batch.logp_mu_BT)[batch.is_response_BT]
     assert is_same["fp8"].all() and is_same["exact"].float().mean() < 0.1

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.recording import NonFiniteError
 from sandbox.engines import StaleWeights, WeightPrecision
 from sandbox.engines.defect import kept_weights
 from sandbox.engines.formats import (
@@ -74,10 +75,12 @@ def test_fp16_error_is_bounded_by_its_format(values):
 
 
 def test_fp16_overflow_is_an_error():
-    """A magnitude beyond fp16 is named, not turned into an infinity that a sampler would meet later."""
+    """A magnitude beyond fp16 is named, not turned into an infinity that a sampler would meet later; it ends a run and
+    a branch as any other number that is not finite does."""
     assert round_fp16(torch.tensor([65504.0])).item() == 65504
-    with pytest.raises(OverflowError, match="at most 65504, got 70000"):
-        round_fp16(torch.tensor([1.0, -7e4]))
+    for kind in (OverflowError, NonFiniteError):
+        with pytest.raises(kind, match="at most 65504, got 70000"):
+            round_fp16(torch.tensor([1.0, -7e4]))
 
 
 def test_fp8_at_scale_one_saturates_and_flushes():

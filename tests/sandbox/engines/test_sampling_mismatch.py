@@ -91,5 +91,5 @@ def test_enumeration_wants_one_scored_policy(defect):
     weights = worlds.model()
     engine = worlds.SandboxEngine(weights.config, (defect,))
     engine.load_model(weights, version=0)
-    with pytest.raises(ValueError, match=f"one scored policy, got {type(defect).__name__}"):
+    with pytest.raises(ValueError, match=f"one scored policy, got {defect.words}"):
         engine.enumerate(worlds.prompts(1)[0], PrefixTree(worlds.VOCABULARY, 1))

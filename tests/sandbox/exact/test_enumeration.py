@@ -110,7 +110,10 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
     with pytest.raises(ValueError, match=r"step_Q: expected 2104 numbers, .* got 3"):
         moe_problem(weights, EngineConfig(), "none", *rest, step_Q=torch.zeros(3, dtype=torch.float64))
     stale = EngineConfig(defects=(StaleWeights(versions=1),))
-    with pytest.raises(ValueError, match=r"engine: expected none with stale weights"):
+    with pytest.raises(
+        ValueError,
+        match=r"earlier weights \(old weights are step_Q\), got stale weights by 1",
+    ):
         moe_problem(weights, stale, "none", *rest)
     dense = MoE(ModelConfig(4, 8, 1, 2, 1, 4, dense_size=8, dense_layers=(0,)), stream(0, "dense")).double()
     with pytest.raises(ValueError, match="model: expected at least 1 MoE layer, got 0"):

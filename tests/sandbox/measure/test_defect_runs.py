@@ -90,9 +90,11 @@ def test_a_run_without_routers_or_room_is_refused_at_once(path):
     shift = ("--algorithm.objective", "{preset: grpo, router_shift_floor: 0.8}")
     with pytest.raises(ConfigError, match=r"router_shift_floor: expected 1 for a model without routers, got 0.8"):
         config(path, *dense, "--algorithm.replay.mode", "none", *shift)
-    long = config(path, "--algorithm.sampling.max_tokens", "5000")
-    with pytest.raises(ValueError, match=r"max_tokens: expected at most the model's 4096 positions, .* got 5000"):
+    # The longest of the 8 held-out prompts is "ddd+ddd=", and the last token that is sampled needs no position.
+    long = config(path, "--algorithm.sampling.max_tokens", "4090")
+    with pytest.raises(ValueError, match=r"max_tokens: expected at most 4089 \(the model's 4096 positions .* got 4090"):
         run(long, progress="none")
+    assert not (path.parent / "runs").exists()
 
 
 def test_stale_weights_know_no_predictor(path):
@@ -220,3 +222,31 @@ def test_engines_sample_problems_that_the_model_has_not_seen(tmp_path: Path, mon
     numbers.clear()
     bench.sample(bench.engine(), draw=0)
     assert NUM_STEPS <= last_seen < min(numbers)
+
+
+def test_engines_sample_all_turns() -> None:
+    """A bench's responses are those of the loop's rollout: conversations with the task's observations."""
+    words = ("--cold_start", "null", "--model.num_layers", "1", "--algorithm.batch.num_prompts", "16")
+    config = load("configs/calculator.yaml", words, {"sandbox": SandboxRun})
+    assert isinstance(config, SandboxRun) and config.algorithm.sampling.max_turns > 1
+    bench = Bench(config, num_steps=0)
+    engine = bench.engine()
+    assert engine.prefixes is not None
+    for draw in (0, 1):  # a draw begins without the cache of the one before
+        found = bench.sample(engine, draw)
+        assert any(not response.is_response.all() for response in found.responses)
+        again = bench.sample(bench.engine(), draw)
+        pairs = zip(found.responses, again.responses, strict=True)
+        assert all(torch.equal(a.tokens, b.tokens) and torch.equal(a.logp_mu, b.logp_mu) for a, b in pairs)
+    row = bench.rung("exact", num_seeds=1)
+    assert row.metrics["rollout_corr/k3_kl"].mean == 0
+    assert row.num_tokens == sum(int(r.is_response.sum()) for r in bench.sample(engine, 0).responses)
+
+
+def test_a_frozen_router_stays(path: Path) -> None:
+    """The bench's own steps train what the config's run would: with `freeze_router` everything but the routers."""
+    bench = Bench(config(path, "--algorithm.freeze_router", "true", "--algorithm.label_noise", "0.4"), num_steps=2)
+    first, last = dict(bench.versions[0]), dict(bench.versions[-1])
+    moved = {name for name in first if not torch.equal(first[name], last[name])}
+    assert moved and moved.isdisjoint(name for name in first if ".mlp.gate." in name)
+    assert any(".experts." in name for name in moved)

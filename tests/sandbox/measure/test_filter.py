@@ -287,3 +287,10 @@ def test_a_file_that_is_missing_is_named(
     assert main(["filter", "config.yaml", str(data), "--progress", "none", "--model.path", "copy"]) == 2
     err = capsys.readouterr().err
     assert (err.count("\n") == 1 and err.startswith(f"error: {gone}: ")) or "copy: expected a tokenizer (one of" in err
+
+
+def test_a_response_that_does_not_fit_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompt and response must fit into the model's 256 positions; no rate is measured before that is known."""
+    message = fails(capsys, data, "--algorithm.sampling.max_tokens", "254")
+    expected = "max_tokens: expected at most 253 (the model's 256 positions + 1, less the 4 tokens of the longest"
+    assert expected in message and not Path("data/problems.pass_rates.jsonl").exists()

@@ -88,6 +88,14 @@ def test_gaps_through_the_routers_are_told_from_others(defects: str, is_through_
     assert found.named[0].name == name and found.share_right is None
 
 
+@pytest.mark.parametrize("defects", ["router-noise", "experts-never-arrive"])
+def test_the_models_own_experts_stand_for_olds(defects: str) -> None:
+    """Without old's experts, as in every framework's dump, the model has them: the diagnosis is the same."""
+    trace = traced(defects)
+    whole, bare = (diagnose(one, REFERENCE) for one in (trace, replace(trace, experts_old=None)))
+    assert bare.seen == whole.seen and bare.verdict == whole.verdict and bare.lines() == whole.lines()
+
+
 def strengths(seen: dict[str, float]) -> dict[str, float]:
     found: dict[Cause, float] = weigh(seen)
     return {cause.name: strength for cause, strength in found.items()}

@@ -253,6 +253,47 @@ def test_a_gradient_that_is_not_finite_names_its_step(
     assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
 
 
+@pytest.mark.parametrize("of", ["weight", "activation"])
+def test_an_engine_that_overflows_names_its_step(
+    of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights that grow beyond fp16 in the second step end the run there, where they are handed over or used."""
+    real = SandboxTrainingEngine.update
+
+    def grown(self: SandboxTrainingEngine, *args):
+        stats = real(self, *args)
+        if self.num_updates == 4:
+            self.model.norm.data.fill_(1e6)
+            self.model.layers[0].attention_norm.data.fill_(1e6)
+        return stats
+
+    monkeypatch.setattr(SandboxTrainingEngine, "update", grown)
+    defect = f"[{{kind: {of}_precision, format: fp16}}]"
+    # Activations are rounded from the third step's rollout on.
+    step = {"weight": 2, "activation": 3}[of]
+    message = fails(capsys, "--engine.defects", defect, code=1)
+    assert message.startswith(f"step {step}: fp16: expected magnitudes of at most 65504, got ")
+    (folder,) = map(RunFolder, folders())
+    assert folder.metrics()[-1] == {"step": step, "rollout_corr/k3_kl": None, "non_finite": ["rollout_corr/k3_kl"]}
+    verdict = json.loads((folder.path / "verdict.json").read_text())
+    assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
+    check_whole(folder.path)
+
+
+def test_weights_beyond_fp16_leave_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the first hand-over overflows, there is nothing to resume."""
+    real = SandboxEngine.load_weights
+
+    def large(self: SandboxEngine, named_tensors, version: int):
+        real(self, [(name, tensor * 1e6) for name, tensor in named_tensors], version)
+
+    monkeypatch.setattr(SandboxEngine, "load_weights", large)
+    message = fails(capsys, "--engine.defects", "[{kind: weight_precision, format: fp16}]", code=1)
+    assert message.startswith("fp16: expected magnitudes of at most 65504, got ") and folders() == []
+
+
 def test_the_gradient_that_is_not_finite_is_named_alone() -> None:
     """One NaN in one gradient names that parameter, whichever comes before it in the model."""
     engine = worlds.training_engine(worlds.model())

@@ -12,6 +12,7 @@ import transformers
 
 from firstorder.cli import main
 from lab.records import RunFolder
+from sandbox.engines.engine import SandboxEngine
 from sandbox.model import ModelConfig, MoE, load
 from sandbox.model.checkpoint import save
 from tests.sandbox.tiny_hf import DIGITS, guesses, write, write_qwen3_moe
@@ -115,3 +116,50 @@ def test_every_shape_trains_on_a_file(shape, tmp_path):
     assert {name for name, tensor in before.items() if tensor.dtype.is_floating_point} - set(moved) <= {
         name for name in before if "selection_bias" in name
     }
+
+
+def dense(folder: Path) -> Path:
+    """A model without experts."""
+    config = transformers.Qwen3Config(
+        vocab_size=len(DIGITS) + 1, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, eos_token_id=0,
+    )  # fmt: skip
+    return write(folder, transformers.Qwen3ForCausalLM, config, DIGITS)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "message"),
+    [
+        (dense, [], "algorithm.replay.mode: expected none for a model without routers, got R3"),
+        (
+            dense,
+            ["--algorithm.replay.mode", "none", "--algorithm.objective", "{preset: grpo, router_shift_floor: 0.5}"],
+            "algorithm.objective.router_shift_floor: expected 1 for a model without routers, got 0.5",
+        ),
+        (
+            olmoe,
+            ["--algorithm.sampling.max_tokens", "63"],
+            "algorithm.sampling.max_tokens: expected at most 62 (the model's 64 positions + 1, less the 3 tokens",
+        ),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused_at_once(shape, words, message, tmp_path, capsys):
+    """A model without routers, or with too few positions for a prompt and its response, is read before the run is."""
+    problems = {f"{i}+{i}": str(2 * i) for i in range(8)}
+    fits = ["--task.prompt_template", "'{problem}'", "--num_steps", "1", "--algorithm.sampling.max_tokens", "62"]
+    model = shape(tmp_path / "model")
+    with pytest.raises(AssertionError, match="assert 2 == 0"):
+        trained(tmp_path, model, problems, *fits, *words)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_last_position_is_used(tmp_path, monkeypatch):
+    """The longest response that is not refused fits: 64 positions, a prompt of 3 tokens, 62 sampled."""
+    real = SandboxEngine._sample
+    # Never the end token.
+    monkeypatch.setattr(SandboxEngine, "_sample", staticmethod(lambda *args: real(*args).clamp(min=1)))
+    problems = {f"{i}+{i}": str(2 * i) for i in range(8)}
+    words = ["--task.prompt_template", "'{problem}'", "--num_steps", "1", "--algorithm.sampling.max_tokens", "62"]
+    folder = trained(tmp_path, olmoe(tmp_path / "model"), problems, *words)
+    assert folder.metrics()[-1]["response_length/max"] == 62
