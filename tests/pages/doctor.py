@@ -17,9 +17,9 @@ from lab.markdown import markdown_table
 from tests.pages import layers, strengths
 from tests.pages.courses import COURSES, NARROW, TALL, is_step_right, told
 from tests.pages.doctor_plants import PLANTS
-from tests.pages.doctor_tables import counted, every, section
+from tests.pages.doctor_tables import by_dump, counted, every, section
 from tests.pages.doctor_words import HOOKS, INTRO, OVER_STEPS, READS, STRENGTHS
-from tests.pages.ward import Ward, findings
+from tests.pages.ward import DUMPS, Ward, findings_by_dump
 
 SMALL = (
     "--algorithm.batch.num_prompts", "16", "--task.max_digits", "2", "--task.num_held_out", "32",
@@ -41,6 +41,8 @@ FRESH_DEEP = (
 COURSE_SEEDS = ("12",)
 """Seeds of the runs over steps, on which no rule was set."""
 FIRST_DRAW, FRESH_DRAW = 20, 80
+OURS = next(iter(DUMPS))
+"""The kind of dump with every field, of which the tables of the models are."""
 NUM_DRAWS = 3
 
 
@@ -68,14 +70,15 @@ def formats() -> str:
 
 def page(wards: Mapping[str, tuple[Callable[[], Ward], int]], num_draws: int) -> str:
     """The text of docs/doctor.md."""
-    parts, whole = [], []
+    parts, whole = [], {kind: [] for kind in DUMPS}
     for title, (make, first) in wards.items():
-        found = findings(make(), list(PLANTS), range(first, first + num_draws))
-        parts.append(section(title, found))
-        whole += every(found)
+        found = findings_by_dump(make(), list(PLANTS), range(first, first + num_draws))
+        parts.append(section(title, found[OURS]))
+        for kind, of in found.items():
+            whole[kind] += every(of)
     runs = over_steps(run_courses(COURSE_SEEDS))
     told = [
-        counted(whole),
+        f"{counted(whole[OURS])}\n{by_dump(whole)}",
         *parts,
         f"{STRENGTHS}\n{strengths.table(strengths.seen())}",
         runs,
@@ -108,10 +111,12 @@ def over_steps(found: Mapping[str, Sequence[tuple[str, bool]]]) -> str:
         rows.append((name, plant.cause, said, steps))
     spanning = {cause.name for cause in STEPS_CAUSES}
     others = [cause for name, results in found.items() if COURSES[name].cause not in spanning for cause, _ in results]
+    open_ = sum(cause == UNDECIDED.name for results in found.values() for cause, _ in results)
     counts = (
-        f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}. Of {len(others)} "
+        f"The cause is right in {num_causes} of {num} runs, the cause and its step in {num_steps}; {open_} are "
+        f"undecided, and {num - num_causes - open_} name another cause. Of {len(others)} "
         f"runs without a fault that spans steps, {sum(cause in spanning for cause in others)} were reported to have "
-        "one. The errors are mostly weights that never arrive and hardly move the policy."
+        "one."
     )
     return f"{OVER_STEPS}\n{counts}\n\n{markdown_table(('planted', 'cause', 'named', 'at the right step'), rows)}"
 

@@ -60,8 +60,8 @@ def section(title: str, found: Findings) -> str:
     unknown = sum(one.named == UNKNOWN.name for one in whole)
     return (
         f"### {title}\n\n{num_right(named)} of {len(named)} named are right.\n\n*Undecided* are {len(unsure)} of "
-        f"{len(whole)}, with the planted cause among the two in {among}. *Unknown* was named {unknown} times. The "
-        f"strongest cause, decided or not, is right in {_strongest(main)}, and for the five plants of formats in "
+        f"{len(whole)}, with the planted cause among the candidates in {among}. *Unknown* was named {unknown} times. "
+        f"The strongest cause, decided or not, is right in {_strongest(main)}, and for the five plants of formats in "
         f"{_strongest(formats)}.\n\n{matrix(found)}\n{details(found)}"
     )
 
@@ -74,6 +74,30 @@ def counted(found: Sequence[Found]) -> str:
         f"{len(found) - len(named)} of {len(found)} are undecided "
         f"({100 * (len(found) - len(named)) / len(found):.0f}%).\n"
     )
+
+
+def by_dump(found: Mapping[str, Sequence[Found]]) -> str:
+    """The table of counts of all models together by kind of dump."""
+    rows = []
+    for kind, of in found.items():
+        named, unsure = decided(of), [one for one in of if one.named == UNDECIDED.name]
+        records = sum(one.planted == "route_record" != one.named for one in named)
+        routers = [one for one in of if one.planted == "routing"]
+        rows.append(
+            (
+                kind,
+                f"{num_right(named)} of {len(named)}",
+                f"{len(named) - num_right(named)} ({records})",
+                f"{sum(one.planted in one.candidates for one in unsure)} of {len(unsure)}",
+                f"{num_right(routers)} of {len(routers)}",
+                f"{sum(one.named == 'routing' for one in of if one.planted != 'routing')}",
+            )
+        )
+    titles = (
+        "the dump has", "named rightly", "wrongly (routing records)", "undecided: the cause is a candidate",
+        "router noise named", "*routing* named wrongly",
+    )  # fmt: skip
+    return markdown_table(titles, rows)
 
 
 def _strongest(found: Sequence[Found]) -> str:

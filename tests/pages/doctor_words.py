@@ -7,7 +7,8 @@ INTRO = """# The doctor
 The engine that samples and the engine that trains should give a token the same log-probability. If they do not,
 `firstorder doctor` names the cause from dumps of the rollouts; it never sees the config that made them. This page says
 how it decides, how often it is right on planted faults, and which dumps it reads.
-[Diagnose a dump](how-to/diagnose-a-dump.md) shows how to use it.
+[Diagnose a dump](how-to/diagnose-a-dump.md) shows how to use it, and
+[Remedies by framework](how-to/remedies-by-framework.md) which option of verl, slime, TRL and others is the remedy.
 
 - `firstorder doctor TRACE...` reads one step: the sampled tokens with their log-probabilities under mu (the engine that
   sampled) and under old (the trainer at the same weights), and the experts of both if the dump has them.
@@ -15,8 +16,9 @@ how it decides, how often it is right on planted faults, and which dumps it read
   cannot show.
 
 The output has the verdict, the first thing to do, and the evidence. `--out FILE.html` adds a page with figures, `--json`
-prints an object. The exit code is 0 if nothing is wrong (or only rounding, below a k3 KL of 1e-6), 3 if a fault is
-named, and 2 if a file cannot be read. `--fail-on` limits the 3 to some causes by name, or to none.
+prints an object. The exit code is 0 if nothing is wrong, 3 if a fault is named or the doctor is undecided, and 2 if a
+file cannot be read. Rounding below a k3 KL of 1e-6 is nothing wrong. `--fail-on` limits the 3 to some causes by name, or
+to none.
 `firstorder calibrate TRACE CONFIG` then sets the sandbox's dials so that its engine is as far off. This page is written
 by `python -m tests.pages.doctor > docs/doctor.md`.
 
@@ -31,24 +33,32 @@ The last five need the steps of a run.
 
 Each clue (`lab/doctor/evidence.py`) is one number with a formula; each cause (`lab/doctor/causes.py`) is one rule that
 weighs clues. Rules run in order, and a later cause cannot explain what an earlier one has explained. A second cause of
-strength 0.25 or more is named beside the first.
+strength 0.25 or more is named beside the first. Faults of the tokens (unscored sampling, missing end tokens)
+explain no gap: they leave it to the other causes, and are named first from a strength of 0.7 on.
 
-With the experts of both sides, a diagnosis can be *undecided* between two causes (`lab/doctor/undecided.py`): if the
-strongest cause is below 0.7, or if old or wrong weights lead while a logit is off by 0.7 to 1.2. The report then names
-both, with a test of each. `--fail-on undecided` selects it by name, and `--json` lists both as `candidates`. Given the
-weights that old scored with, `--model FOLDER` tries replay on them, and the outcome decides between the routers and
-other weights ([how often](how-to/diagnose-a-dump.md#try-the-cause)).
+A diagnosis can be *undecided* (`lab/doctor/undecided.py`). With the experts of both sides it is if the strongest cause
+is below 0.7, or if old or wrong weights lead while a logit is off by 0.7 to 1.2. Without them it is wherever rounding,
+old or wrong weights or no cause leads, as routers can look like each of these. The report then names the candidates,
+with a test of each. `--fail-on undecided` selects it by name, and `--json` lists `candidates`. Given the weights that
+old scored with, `--model FOLDER` tries replay on them, and the outcome decides between the routers and other weights
+([how often](how-to/diagnose-a-dump.md#try-the-cause)); if the dump lacks old's experts, the model's own stand for them.
+The folder of a dense model rules routers out.
 
 The rules rest on these facts:
 
 - The mean ratio old/mu is 1 for any two policies over the same tokens; a sampling mask makes it the kept mass.
 - A temperature multiplies all logits by one factor.
 - Noise does not repeat in the same context.
-- Routers that err on their own differ more often than the deviation of the logits explains.
+- Routers that err on their own differ more often than the deviation of the logits explains. Where they err by chance,
+  the part of the deviation that does not repeat jumps: it is heavy-tailed, and that of noise on all logits is normal.
 - A policy gradient moves logits least where the policy is sure; rounding moves all alike.
 - Matrices in the wrong place move logits by whole units, by the same amount in the same context.
 - Draws from one context repeat as often as their probabilities say, if tokens are drawn from the distribution that
   scores them.
+- An end token stands only at ends. A response of the largest length, alone or with its prompt, may have been cut by a
+  bound, and is not asked for one.
+
+The tail of all deviations, repeated ones included, does not tell routers from rounding: rounding flips routers, too.
 
 The thresholds on sizes were set on sandbox models of width 64, 128 and 48 (two layers of 8, 8 and 12 experts). On other
 kinds of models they are a guess, and the report gives the numbers behind it.
@@ -66,7 +76,9 @@ of eight plants were seen on one draw before the rule for weights in the wrong p
 had also been examined when the threshold between rounding and old weights was moved from 0.4 to 0.7, and when rules that
 should separate coarse formats from old weights failed. Nothing was run on the last two models before the rule for
 *undecided*, with its predictions, was in LOG.md. The bounds of *undecided* are from five other models (widths 64, 48,
-128, 40 and 80), where 422 of 460 named are right and 85 of 545 are undecided.
+128, 40 and 80), where 422 of 460 named are right and 85 of 545 are undecided. The bounds of the jumps by which routers
+show that err by chance are from four more (widths 64, 40, 48 and 80); the first two models here had been looked at when
+that clue was chosen.
 
 One step cannot show three of the plants. Routers whose weights never arrive look like rounding. A routed sum that is off
 by a fifth looks like old weights. NVFP4 moves logits by a whole unit in models this small, and looks like old or wrong
@@ -77,6 +89,10 @@ that quantises a bf16 export beside a trainer that quantises float32 weights, as
 separately in the counts of the strongest cause. One step does not show which format rounds: all are *precision*. In
 xtuner#2044 the k3 KL of the second step is 23 times that after the fix; here it is 0 after the fix, and with the other
 source of the weights it is about that of FP8 on one side alone.
+
+No framework's dump has the experts of the trainer. The same traces are therefore counted a second time without old's
+experts, and a third time without the entropies either. A routing record that is not the one that ran cannot be seen
+there.
 
 For each model, the first table counts traces by planted cause (rows) and named cause (columns, numbered like the rows);
 the second table has the causes named for each plant.
@@ -97,13 +113,15 @@ OVER_STEPS = """## Over the steps of a run
 bounded size, so that it needs hardly more memory for a long run. The folder is a run of ours, or has another framework's
 files (`train_data_step{N}.jsonl`, `step_{N}/rank_{R}.jsonl`, `trl_engines_{N}.jsonl`, `{N}.engines.jsonl`, `{N}.jsonl`,
 `{N}_{R}.pt`, `{N}.pt`, `rank_{R}_call_{N}.pt`, `step-{N}.jsonl`; with `--columns` any name that ends in the step). Files
-of several ranks are joined to one step.
+of several ranks are joined to one step. A file that repeats another's rows (tensor-parallel ranks), or has no
+log-probabilities of old while another has (ranks before the last pipeline stage), is left out, and a caveat says so.
 
 - **Growth**: the series of k3 KL, F(2), mean gap and routers that differ. Each is tested by ranks
   (`lab/doctor/change_point.py`: exact level of 1 %, from 8 steps on) and then located by least squares: a jump at step s,
   a slope since step s, or a line over the run.
 - **The cause since then** comes from the pooled clues of those steps (medians; for standard errors the sum over root n),
-  by the same rules as for one step.
+  by the same rules as for one step, *undecided* included. Where shared draws fit no earlier version and their
+  gap does not grow, old weights are ruled out.
 - **Weights that do not arrive**: if steps share draws (one token after one context, as when prompts are repeated), log mu
   of a step is compared with log old of every earlier step on the same draws. If it is closest to that of step v ever
   since, the weights of step v are the last that arrived; if always to that of k recorded steps before, the engine is
@@ -111,7 +129,8 @@ of several ranks are joined to one step.
   no noise level, and must stay below 1/2 whichever 1/32 of the prompts is left out. The growth of the KL with the
   trainer's movement was rejected as a statistic, since it also grows for an engine whose rounding errors grow.
 - **Weights that arrive in part**: on shared draws log mu moves by less than 0.7 of log old's movement (two standard
-  errors, jackknife over prompts), the gap grows, no earlier version fits, and the steps' own clues say other weights.
+  errors, jackknife over prompts), the gap grows, no earlier version fits, and more than half of the steps alone look like
+  other weights.
 - **One engine (or rank), one place in the batch**: it has the largest KL step after step, by more than chance (exact
   level of 1 %), and at least twice (an engine) or five times (a place) the KL of the others. Positions and lengths with
   ten times the KL of the others are reported, but are not called a fault.
@@ -139,11 +158,14 @@ the importers are tested on files written as that code writes them (`lab/doctor/
 
 """  # noqa: E501
 HOOKS = """
-- Without both sides' experts the doctor cannot tell routing from precision, and says so; without entropies it detects
-  unscored sampling only by repeated draws.
+- Without both sides' experts the doctor finds only routers that err by chance, and where contexts repeat; otherwise it
+  is undecided between them and rounding or other weights. Without entropies it detects unscored sampling only by
+  repeated draws. For a dense model, add `--model FOLDER`: its `config.json` tells that there are no routers.
+- With `algorithm.rollout_correction.bypass_mode` verl copies the engine's log-probabilities and runs no old pass. Such a
+  dump (equal bits, no entropies) is refused, with exit code 2.
 - A dump of the engine alone (open-instruct, vLLM, miles's dashboard) needs the trainer's side: `--old FILE`, a `.jsonl`
   or `.parquet` with a row per response in the same order, with `logp_old` and, if available, `entropy_old`,
-  `experts_old`, `logp_pi`.
+  `experts_old`, `logp_pi`. In a dump that has both sides they take the place of its own.
 - A dump of any other kind: `--columns tokens=ids,is_response=mask,logp_mu=gen_logp,logp_old=train_logp`. Our names are
   `tokens`, `num_prompt`, `logp_mu`, `logp_old`, `is_response`, `entropy_old`, `logp_pi`, `reward`, `experts_mu`,
   `experts_old`, `engine`, `step`, `temperature`, and `prompt_tokens`, `response_tokens`, `length`. A column has a value
@@ -253,4 +275,18 @@ for name in ("prompts", "responses", "attention_mask", "response_mask", "rollout
 Both need `actor_rollout_ref.rollout.calculate_log_probs=True`; add `"entropy"` (old trainer: `"entropys"`) if the old
 pass computed it, and `"routed_experts"` if R3 is on. To log the doctor's clues during training, see
 [Watch the mismatch](how-to/watch-the-mismatch.md).
+
+### What to add to slime
+
+Two options, and no code. `--dump-details DIR` writes both of slime's dumps: `DIR/rollout_data/{rollout_id}.pt`, which has
+mu alone, and `DIR/train_data/{rollout_id}.pt`, which has both sides. To write only the second, pass
+`--save-debug-train-data 'DIR/train_data/{rollout_id}.pt'`; slime fills in the number. Then:
+
+```sh
+firstorder doctor DIR/train_data
+```
+
+With `--use-rollout-routing-replay` the dump has the engine's experts, too. Leave out `--use-rollout-logprobs`: with it
+and several updates per rollout there is no old pass, and pi stands in its place. miles has the same options; its files
+are one per rank, and have old with `--get-mismatch-metrics`.
 """  # noqa: E501

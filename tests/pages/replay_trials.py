@@ -1,19 +1,28 @@
 """Diagnoses of planted faults with the replay trial and without, on models on which no threshold was set.
 
 `python -m tests.pages.replay_trials run` plants every fault that leaves a gap, writes results/replay_trials.csv and the
-table of docs/how-to/diagnose-a-dump.md; without `run` it writes the table alone.
+table of docs/how-to/diagnose-a-dump.md; without `run` it writes the page's parts alone. `... demo RUN` tries the demo's
+run without a remedy (`make demo`), from the weights of its checkpoint at step 49, for the page's example.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from firstorder.cli import main as firstorder
 from lab.doctor.diagnosis import diagnose
+from lab.doctor.replay_trial import ReplayTrial, try_replay
 from lab.markdown import markdown_table
+from lab.traces import Trace
 from sandbox.engines import RouterNoise
 from sandbox.measure.layers import DecoderReference
 from tests.pages.doctor_plants import PLANTS, Plant
@@ -22,6 +31,7 @@ from tests.pages.ward import Ward
 
 FILE = ROOT / "results/replay_trials.csv"
 TABLE = Part(ROOT / "docs/how-to/diagnose-a-dump.md", "replay trials")
+DEMO_FILE, DEMO = ROOT / "results/replay_trial_demo.json", Part(TABLE.page, "demo trial")
 WIDE = ("--algorithm.batch.num_prompts", "16", "--seed", "25", "--model.hidden_size", "96")
 DEEP = (
     "--algorithm.batch.num_prompts", "16", "--seed", "26", "--model.hidden_size", "36", "--model.num_heads", "3",
@@ -81,11 +91,32 @@ def table() -> str:
     return markdown_table(titles, lines)
 
 
+def demo_trial(run: Path) -> dict[str, Any]:
+    """The trial on the demo's run: step 50, scored by the weights of step 49; and the processor that trained it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        if firstorder(["export", str(run), "--step", "49", "--to", str(model)]) != 0:
+            raise ValueError(f"{run}: expected a run with a checkpoint of step 49")
+        found = try_replay(Trace.load(run / "rollouts/step-000050.safetensors"), DecoderReference.load(model))
+    (processor, *_) = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return {"processor": processor, **asdict(found)}
+
+
+def demo() -> str:
+    """The doctor's sentence on the demo's run, and where it was made."""
+    kept = json.loads(DEMO_FILE.read_text(encoding="utf-8"))
+    processor = kept.pop("processor")
+    return f"On an {processor} it says: *{ReplayTrial(**kept).sentence}*\n"
+
+
 def main(words: list[str]) -> None:
-    """Runs the trials, if asked, and writes the table."""
-    if words:
+    """Runs the trials, if asked, and writes the page's parts."""
+    if words[:1] == ["run"]:
         pd.DataFrame(trials()).to_csv(FILE, index=False)
+    if words[:1] == ["demo"]:
+        DEMO_FILE.write_text(json.dumps(demo_trial(Path(words[1])), indent=1) + "\n", encoding="utf-8")
     TABLE.write(table())
+    DEMO.write(demo())
 
 
 if __name__ == "__main__":

@@ -41,6 +41,19 @@ def test_every_command_is_understood(page: Path) -> None:
             check_python(words)
 
 
+READING = {"--print-config", "--resume", "--progress"}
+"""Options of `train` that make no other run."""
+
+
+@pytest.mark.parametrize("page", SHOWING, ids=name_of)
+def test_another_run_of_the_demo_has_a_name_of_its_own(page: Path) -> None:
+    """Later commands read runs/demo-*/*, which must remain the runs of `make demo` alone."""
+    for words in commands(page):
+        if words[:2] == ["firstorder", "train"] and words[2].startswith(("configs/demo/", "demo/")):
+            options = {word for word in words[3:] if word.startswith("--")}
+            assert options <= READING or options & {"--name", "--output"}, words
+
+
 def check_firstorder(words: list[str]) -> None:
     group: Any = typer.main.get_command(app)
     name, command, rest = group.resolve_command(group.make_context("firstorder", []), list(words))

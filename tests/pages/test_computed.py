@@ -50,6 +50,7 @@ PAGES: dict[str, tuple[Text, Text]] = {
     "exact training, verdicts": (VERDICTS.read_text, verdicts.table),
     "partial rollouts": (partial_rollouts.TABLE.read, partial_rollouts.table),
     "replay trials": (replay_trials.TABLE.read, replay_trials.table),
+    "replay trial of the demo": (replay_trials.DEMO.read, replay_trials.demo),
     "simulation": (simulation.PART.read, simulation.page),
     "on GPU, runs": (on_gpu.RUNS.read, on_gpu.runs),
     "on GPU, ladder": (on_gpu.LADDER.read, on_gpu.ladder),

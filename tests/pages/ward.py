@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -42,6 +43,25 @@ class Ward:
     def named(self, plant: Plant, draw: int) -> Diagnosis:
         """The doctor's diagnosis of that trace."""
         return diagnose(self.trace(plant, draw))
+
+
+DUMPS: Mapping[str, Callable[[Trace], Trace]] = {
+    "experts of both sides, entropies": lambda trace: trace,
+    "no experts of old (verl)": lambda trace: replace(trace, experts_old=None),
+    "no experts of old, no entropies (the others)": lambda trace: replace(trace, experts_old=None, entropy_old=None),
+}
+"""A trace as dumps show it: ours, and those of the frameworks."""
+
+
+def findings_by_dump(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[str, dict[str, list[Found]]]:
+    """By kind of dump, the diagnoses of each plant on these draws: the same traces, with the fields that it has."""
+    out: dict[str, dict[str, list[Found]]] = {kind: {name: [] for name in names} for kind in DUMPS}
+    for name in names:
+        for draw in draws:
+            trace = ward.trace(PLANTS[name], draw)
+            for kind, shown in DUMPS.items():
+                out[kind][name].append(Found.of(PLANTS[name].cause, diagnose(shown(trace))))
+    return out
 
 
 def findings(ward: Ward, names: Sequence[str], draws: Sequence[int]) -> dict[str, list[Found]]:
