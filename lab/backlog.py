@@ -7,20 +7,21 @@ their routing rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from theory.contracts import Prompt, Response, Rollouts, Task
 from theory.oversampling import Backlog, StartedGroup
+from theory.rollouts import Finish
 from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord, narrowed
 from theory.top_tokens import TopTokens
 
 PREFIX = "backlog."
-FINISHES: tuple[Literal["stop", "length", "abort"], ...] = ("stop", "length", "abort")
+FINISHES: tuple[Finish, ...] = ("stop", "length", "abort", "turns")
+"""Checkpoints hold the place in this list: a new one goes to its end."""
 
 
 def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:

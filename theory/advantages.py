@@ -19,8 +19,10 @@ from torch import Tensor
 def keep_mixed_groups(rewards_PG: Float[Tensor, "P G"]) -> Bool[Tensor, " P"]:
     """The prompts kept under dynamic sampling: True where the rewards of the group are not all equal.
 
-    With verifiable 0/1 rewards this drops the groups that are all right or all wrong, whose advantages are all 0.
-    Source: DAPO, sec. 3.2.
+    With verifiable 0/1 rewards this drops the groups that are all right or all wrong, under any advantage. Such a group
+    has advantages of 0 where they subtract the group's own mean; it has a gradient under `reinforce_pp` and
+    `reinforce_pp_baseline`, which subtract the batch's, with a length penalty or label noise, which come after the
+    filter, and with a KL penalty. Source: DAPO, sec. 3.2; verl's filter, too, knows rewards alone.
     """
     return (rewards_PG != rewards_PG[:, :1]).any(dim=1)
 

@@ -79,8 +79,9 @@ class Oversampling:
     unfinished: Annotated[
         Literal["drop", "keep"],
         About(
-            "responses that are not complete when num_prompts groups are: drop them (the batch then has too few long "
-            "ones), or keep them, and continue with the next weights"
+            "responses that are not complete when the step's batch is: drop them (the batch then has too few long "
+            "ones), or keep them, and continue with the next weights; a step's own rounds of dynamic sampling continue "
+            "them in either case"
         ),
     ] = "keep"
     max_staleness: Annotated[

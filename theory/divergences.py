@@ -30,7 +30,30 @@ def kl_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch 
     possible = logp > -math.inf
     # The log-ratio is taken only where p can go, so that 0 * inf appears neither in the value nor in the gradient.
     log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)
-    return (logp.exp() * log_ratio).sum(-1)
+    # The exponential of a log p that is finite may still be 0, and its product with inf nan.
+    return torch.where(log_ratio == math.inf, math.inf, logp.exp() * log_ratio).sum(-1)
+
+
+def kl_of_terms(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """KL(p || q) = sum_v p (r - 1 - log r), r = q/p, over the last axis, nats, in [0, inf]: every term is at least 0.
+
+    Exact near equality, where `kl_p_q`, whose terms have both signs, is all rounding. Gradients reach both.
+    """
+    logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
+    # Not its negation by >: a nan is to stay one.
+    is_end = (logp == -math.inf) | (logq == -math.inf)
+    # Both are 0 where either is -inf: a difference of two -inf would be nan.
+    log_r = torch.where(is_end, 0.0, logq) - torch.where(is_end, 0.0, logp)
+    # Far above p the term is q - p - p log r: p may be 0 by underflow where expm1 is inf.
+    is_near = log_r < 1
+    near_r = torch.where(is_near, log_r, 0.0)
+    # The last digit of expm1 may put a term below 0.
+    terms = torch.where(
+        is_near, logp.exp() * (near_r.expm1() - near_r).clamp(min=0), logq.exp() - logp.exp() * (1 + log_r)
+    )
+    # As p -> 0 the term tends to q, and as q -> 0 to inf.
+    ends = torch.where(logp == -math.inf, logq.exp(), math.inf)
+    return torch.where(is_end, ends, terms).sum(-1)
 
 
 def tv_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:

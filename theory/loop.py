@@ -160,8 +160,9 @@ def collect(
     """P groups of G responses with their rewards, and how many draws they took.
 
     Dynamic sampling (DAPO, as in R3 sec. 5.1) draws further prompts until P groups have mixed rewards or the rounds are
-    used up; then groups of equal rewards, whose advantages are zero, fill the batch. Over-sampling continues `backlog`
-    (None: nothing is in progress) and takes the first P groups that are complete.
+    used up; then groups of equal rewards fill the batch. Rewards are the task's, before label noise and the length
+    penalty, whichever the advantage (`theory.advantages.keep_mixed_groups` says when a dropped group has a gradient).
+    Over-sampling continues `backlog` (None: nothing is in progress) and takes the first P groups that are complete.
     """
     if algorithm.oversampling is not None:
         backlog = Backlog.at(step, algorithm) if backlog is None else backlog

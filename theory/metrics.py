@@ -142,8 +142,8 @@ _METRICS = (
     # -- the data
     Metric("response_length/mean", "mean number of response tokens", "tokens", "verl"),
     Metric("response_length/max", "largest number of response tokens", "tokens", "verl"),
-    Metric("response_length/clip_ratio", "responses cut at the length limit / all responses", "fraction", "verl",
-           "down"),
+    Metric("response_length/clip_ratio", "responses that max_tokens cut / all responses; not those that max_turns cut",
+           "fraction", "verl", "down"),
     Metric("turns/mean", "mean over responses of the number of stretches of sampled tokens between observations",
            "turns", "here"),
     Metric("sampling/kept_group_fraction", "groups with unequal rewards / groups of the batch", "fraction",

@@ -128,7 +128,7 @@ def first_complete(
             break
     batch = (mixed + uniform)[:P]
     rewards_PG = torch.stack([rewards_G for _, rewards_G in batch])
-    # Given up: without an advantage they would teach nothing later either.
+    # Given up, as equal rewards stay equal: the next step would set the group aside again.
     spare = [group for group, _ in uniform[max(0, P - len(mixed)) :]]
     left = [*(group for group, _ in mixed[P:]), *waiting]
     # step + 1 is the version that could next train on them. Sorted, as the next rollout takes the oldest first.

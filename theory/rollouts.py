@@ -85,20 +85,23 @@ class Sampling:
         return limits
 
 
+Finish = Literal["stop", "length", "abort", "turns"]
+
+
 @dataclass(frozen=True)
 class Response:
     """One sampled response. `is_response` is False on tokens that mu did not sample (a task's observations).
 
-    `logp_mu` is 0 there. `finish` is "length" where a limit on tokens or turns cut it, "abort" where the call ended
-    before it; `version` is that of the oldest weights that sampled it. `versions` has (first token, version) of each
-    stretch of one version, in order; empty where `version` sampled all.
+    `logp_mu` is 0 there. `finish` is "length" where a limit on tokens cut it, "turns" where the limit on turns did, and
+    "abort" where the call ended before it; `version` is that of the oldest weights that sampled it. `versions` has
+    (first token, version) of each stretch of one version, in order; empty where `version` sampled all.
     """
 
     prompt: Prompt
     tokens: Int[Tensor, " T"]
     logp_mu: Float[Tensor, " T"]
     is_response: Bool[Tensor, " T"]
-    finish: Literal["stop", "length", "abort"]
+    finish: Finish
     version: int
     versions: tuple[tuple[int, int], ...] = ()
 
@@ -231,4 +234,4 @@ def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tens
     return out
 
 
-__all__ = ["Draw", "Prompt", "Response", "Rollouts", "Sampling", "TokenBatch"]
+__all__ = ["Draw", "Finish", "Prompt", "Response", "Rollouts", "Sampling", "TokenBatch"]

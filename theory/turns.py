@@ -15,6 +15,7 @@ from torch import Tensor
 
 from theory.contracts import Draw, Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling, Task
 from theory.joining import Parts, join
+from theory.rollouts import Finish
 from theory.streams import derive_seed
 
 
@@ -24,9 +25,10 @@ def roll_out(
     """`num_responses` responses per prompt; those of an `Environment` in up to `max_turns` turns, merged into one each.
 
     `sampling.max_tokens` counts all tokens after the prompt. An observation that leaves no room for one more token is
-    dropped, as is one after the last turn, and the response finishes "length". Response b of the call draws turn
-    n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever others continue. A row of its record is that of the
-    turn which sampled the row's successor; observations' rows are those of the turn that first read them.
+    dropped, and the response finishes "length"; so is one after the last turn, and the response finishes "turns" where
+    there was room. Response b of the call draws turn n = 1, 2, ... from derive_seed(seed, "turn", n, b), whichever
+    others continue. A row of its record is that of the turn which sampled the row's successor; observations' rows are
+    those of the turn that first read them.
     """
     # The first turn is the call's own draw, the same as for a task without turns.
     first = engine.generate(prompts, sampling)
@@ -45,20 +47,20 @@ def roll_out(
             talk.parts.append((rollouts, i))
     # Those that had an observation after their last turn were cut by max_turns.
     for talk in going:
-        talk.is_cut = True
+        talk.cut_by = "turns"
     return join(talks, sampling)
 
 
 @dataclass
 class _Talk(Parts):
-    """Response `number` of the call while it grows, a turn at a time; `is_cut`: a limit ended it."""
+    """Response `number` of the call while it grows, a turn at a time; `cut_by`: the limit that ended it, if any did."""
 
-    is_cut: bool = False
+    cut_by: Finish | None = None
 
     def response(self) -> Response:
         """All turns as one response."""
         whole = super().response()
-        return replace(whole, finish="length") if self.is_cut else whole
+        return whole if self.cut_by is None else replace(whole, finish=self.cut_by)
 
     def following(self, task: Environment, max_tokens: int) -> Prompt | None:
         """The conversation with the task's observation; None where it is over, or has no room for another token."""
@@ -68,7 +70,7 @@ class _Talk(Parts):
             return None
         # Equality too: an observation must leave room for a token, as a response ends with one that mu sampled.
         if len(response.tokens) + len(observation) >= max_tokens:
-            self.is_cut = True
+            self.cut_by = "length"
             return None
         return replace(self.prompt, tokens=(*self.prompt.tokens, *response.tokens.tolist(), *observation))
 

@@ -169,6 +169,11 @@ CORRECTION_ROWS = {
 }  # fmt: skip
 
 
+def fits(preset_name: str, correction_name: str) -> bool:
+    """Whether the preset takes the correction: VESPO's kernel weighs by pi/mu itself, and has no weight beside it."""
+    return preset_name != "vespo" or not correction(correction_name).weighted
+
+
 def tuned(preset_name: str, correction_name: str | None) -> Objective:
     """The preset under the named correction of the engine gap, with the row's tight parameters; None is its own."""
     if correction_name is None:

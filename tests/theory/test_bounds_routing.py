@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import pytest
@@ -16,7 +17,6 @@ from theory.bounds import BOUNDS, Bound
 from theory.bounds.routing import (
     all_routes,
     k_slot_route,
-    kl,
     pinsker,
     product_tv,
     product_tv_coupling,
@@ -29,7 +29,7 @@ from theory.bounds.routing import (
     soft_route,
     soft_route_averaged,
 )
-from theory.divergences import kl_p_q
+from theory.divergences import kl_of_terms, kl_p_q
 from theory.streams import stream
 
 
@@ -105,7 +105,7 @@ def test_proposition_b1_is_a_chain(pair: tuple[Tensor, Tensor], seed: int) -> No
     kernels = draw_kernels(seed, *p_A.shape, 3)
     per_token, whole = route_gradient(p_A, q_A, kernels), soft_route(p, q, kernels)
     M = kernels.norm(dim=-1).amax(-1)
-    pinskered = (M * (2 * kl(p, q).sum(1)).sqrt()).mean()
+    pinskered = (M * (2 * kl_of_terms(p, q).sum(1)).sqrt()).mean()
     steps = [whole.lhs, per_token.lhs.mean(), per_token.rhs.mean(), pinskered, whole.rhs]
     assert all(float(a) <= float(b) + ROUNDING for a, b in pairwise(steps)), steps
 
@@ -131,22 +131,33 @@ def test_routes_are_enumerated_in_one_order(pair: tuple[Tensor, Tensor], K: int)
 def test_kl_adds_over_layers_and_slots(pair: tuple[Tensor, Tensor], K: int) -> None:
     """KL of the enumerated product distributions is K times the sum of the layers' KLs (Pr2 Eq. 20)."""
     p, q = (x[0] for x in pair)
-    joint = kl(route_distribution(slots(p, K)).log(), route_distribution(slots(q, K)).log())
+    joint = kl_of_terms(route_distribution(slots(p, K)).log(), route_distribution(slots(q, K)).log())
     # Logarithms of products of up to six probabilities, each rounded: 1e-15 in a log-ratio, squared or times it.
-    assert float(joint) == pytest.approx(K * float(kl(p, q).sum()), rel=1e-10, abs=1e-16)
+    assert float(joint) == pytest.approx(K * float(kl_of_terms(p, q).sum()), rel=1e-10, abs=1e-16)
+
+
+@pytest.mark.parametrize("fn", [kl_of_terms, kl_p_q])
+@pytest.mark.parametrize(("dtype", "low"), [(torch.float32, -120.0), (torch.float64, -800.0)])
+def test_a_choice_whose_probability_underflows(fn: Callable[..., Tensor], dtype: torch.dtype, low: float) -> None:
+    """p_j is 0 as a number, though its logit is finite: it adds q_j's part, or all of inf where q never takes j."""
+    p, even, never = (torch.tensor([0.0, x], dtype=dtype) for x in (low, 0.0, -math.inf))
+    assert fn(p, even).item() == pytest.approx(math.log(2), rel=1e-6)
+    assert fn(never, even).item() == pytest.approx(math.log(2), rel=1e-6)
+    assert fn(p, p).item() == 0 and fn(never, never).item() == 0 and fn(never, p).item() == 0
+    assert fn(p, never).item() == math.inf and fn(even, never).item() == math.inf
 
 
 @given(pair=router_pairs())
 def test_kl_agrees_with_the_plain_sum(pair: tuple[Tensor, Tensor]) -> None:
     """The sum of p (r - 1 - log r) is KL(p || q): the plain sum up to that one's rounding, and never below 0."""
-    torch.testing.assert_close(kl(*pair), kl_p_q(*pair), rtol=1e-12, atol=1e-14)
-    assert bool((kl(*pair) >= 0).all())
+    torch.testing.assert_close(kl_of_terms(*pair), kl_p_q(*pair), rtol=1e-12, atol=1e-14)
+    assert bool((kl_of_terms(*pair) >= 0).all())
 
 
 def test_kl_keeps_its_digits_near_equality() -> None:
     """For a Bernoulli(1/2) against (1 + d) / 2 it is -log(1 - d^2) / 2, to nine digits even at d = 1e-7."""
     for d in (1e-1, 1e-4, 1e-7):
-        value = float(kl(bernoulli(0.5), bernoulli((1 + d) / 2))[0])
+        value = float(kl_of_terms(bernoulli(0.5), bernoulli((1 + d) / 2))[0])
         assert value == pytest.approx(-math.log1p(-d * d) / 2, rel=1e-8)  # logits are rounded at 1e-16 / d
 
 

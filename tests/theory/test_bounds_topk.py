@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.theory.routers import ROUNDING, bernoulli, draw_logits, router_pairs, seeds
 from theory.bounds import BOUNDS
-from theory.bounds.routing import kl
 from theory.bounds.topk import (
     in_top,
     margin,
@@ -25,6 +24,7 @@ from theory.bounds.topk import (
     topk_regret,
     topk_regret_exchanged,
 )
+from theory.divergences import kl_of_terms
 
 BY_ROW = (
     topk_regret, topk_regret_exchanged, topk_margin_max_norm, topk_margin_tv, topk_margin_kl, topk_margin_exact,
@@ -94,8 +94,8 @@ def certificates(p: Tensor, q: Tensor, K: int) -> dict[str, Tensor]:
     """True where each condition promises equal top-k sets."""
     gap = p.softmax(-1) - q.softmax(-1)
     return {
-        "exact": kl(p, q) < swap_cost(p, K),
-        "paper": kl(p, q) < margin(p, K).square() / 2,
+        "exact": kl_of_terms(p, q) < swap_cost(p, K),
+        "paper": kl_of_terms(p, q) < margin(p, K).square() / 2,
         "tv": gap.abs().sum(-1) / 2 < margin(p, K) / 2,
         "max_norm": gap.abs().amax(-1) < margin(p, K) / 2,
     }
@@ -202,7 +202,7 @@ def test_flips_are_bounded_by_loss_and_margin() -> None:
     p = bernoulli(*[0.6] * 4).view(4, 1, 2)
     q = p.clone()
     q[0] = bernoulli(0.5 - 1e-9)
-    cost = float(kl(p[0], q[0]))
+    cost = float(kl_of_terms(p[0], q[0]))
     for threshold, ratio in ((cost * (1 - 1e-7), 1.0), (cost / 2, 0.5), (cost * (1 + 1e-6), 0.2)):
         bound = route_flips(p, q, 1, threshold)
         assert float(bound.lhs) == 0.25
@@ -215,7 +215,7 @@ def test_flips_count_tokens_not_layers() -> None:
     q = p.clone()
     q[0] = bernoulli(0.4, 0.8)
     cost = float(swap_cost(p[0, 0], 1))
-    loss = float(kl(p[0], q[0]).sum()) / 2
+    loss = float(kl_of_terms(p[0], q[0]).sum()) / 2
     for threshold, near in ((cost / 2, 0.0), (2 * cost, 1.0)):
         bound = route_flips(p, q, 1, threshold)
         assert float(bound.lhs) == 0.5

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theory.objectives import Objective, Top, correction, preset
+from theory.objectives import PRESETS, Objective, Top, correction, preset
 from theory.streams import stream
 
 V = 7
@@ -26,6 +26,9 @@ OBJECTIVES: dict[str, Objective] = {
     "MiniRL": preset("minirl", centering="full"),
     "PPO": preset("ppo", centering="full"),
     "CISPO": preset("cispo", centering="full"),
+    "DPPO": preset("dppo_tv", centering="full", eps_low=0.05, eps_high=0.05),
+    "SAPO": preset("sapo", centering="full"),
+    "dual clip": preset("ppo_dual_clip", centering="full", clip_ratio_c=1.3),
 }
 
 
@@ -88,7 +91,8 @@ def test_where_mu_is_pi_nothing_is_taken_off(seed: int, k: int) -> None:
     torch.testing.assert_close(centred, gradient_of_each(uncentred(objective), logits, pi, pi, 0.8), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+# DPPO's bound is on probabilities, and the tail's is not that of its tokens.
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "DPPO"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 200))
 def test_top_k_takes_the_tail_for_pis_own(name: str, seed: int) -> None:
@@ -137,6 +141,27 @@ def test_padding_and_rejected_tokens_are_not_centred() -> None:
     objective = OBJECTIVES["PPO"]
     got = torch.autograd.grad(objective(*one, torch.ones(1), mask, top=top).objective, leaf)[0]
     torch.testing.assert_close(got, gradient_of_each(objective, logits, old, mu, 1.0)[2])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_tokens_depend_on_each_other_or_not(name: str) -> None:
+    """`is_tokenwise` is False just where other tokens' pi, old or mu change the derivative of a token's term."""
+    objective, most = preset(name, aggregation="token_sum"), 0.0
+    mask, A = torch.ones(4, 5, dtype=torch.bool), torch.tensor([1.0, -1.0, 0.5, -2.0])
+    others = torch.arange(5) != 2
+
+    def slope(numbers: Tensor) -> Tensor:
+        leaf = numbers[0].clone().requires_grad_()
+        shift = -0.1 * numbers[3] if objective.uses_router_shift else None
+        output = objective(leaf, numbers[1], numbers[2], A, mask, router_shift_BT=shift)
+        return torch.autograd.grad(output.objective, leaf)[0][:, 2]
+
+    for seed in range(12):
+        # Near policies, within most bounds, and far ones.
+        apart = (0.05, 0.2, 0.5, 2.0)[seed % 4] * torch.randn(2, 4, 4, 5, generator=stream(seed, "others")).double()
+        first, second = (apart - 1).clamp(max=-0.01)
+        most = max(most, (slope(first) - slope(torch.where(others, second, first))).abs().max().item())
+    assert objective.is_tokenwise == (most == 0)
 
 
 @pytest.mark.parametrize(

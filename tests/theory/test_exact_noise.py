@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from theory.exact.noise import draw, variance
 from theory.exact.problem import Problem
 from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
-from theory.objectives import PRESETS, Objective, preset
+from theory.objectives import AGGREGATIONS, PRESETS, Objective, preset
 from theory.streams import stream
 
 # The advantages, denominators and signs that a variance tells apart; test_exact_update.py has every objective.
@@ -135,14 +136,15 @@ def test_draws_are_standard_normal() -> None:
 
 @pytest.mark.parametrize(
     ("weight", "centred"),
-    [*itertools.product(["none", "token_is", "seq_tis"], [False, True]), ("optimal token", False)],
+    [*itertools.product(["none", "token_is", "seq_tis", "per length"], [False, True]), ("optimal token", False)],
 )
 def test_draws_have_the_covariance_of_one_response(weight: str, centred: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With infinite groups it is that of a(y) u(y), y from a sampler at random, to rounding; so is the expectation.
 
     Centred, u is sum_t w_t g_t less its mean under mu given the prefix, a response at a time.
     """
-    objective = SETTLED[weight] if weight in SETTLED else reinforce(weight)
+    per_length = {"per length": preset("reinforce", aggregation="length_norm")}
+    objective = (SETTLED | per_length).get(weight) or reinforce(weight)
     every = updates(objective, Group(None, "mean"), num_samplers=2)
     second, mean = 0.0, 0.0
     for one in every:
@@ -167,11 +169,15 @@ def conditional_means(update: Update) -> Tensor:
     batch, forest = update.batch, update.batch.forest
     on, rows = forest.whole.is_response_BT, torch.zeros(forest.num_responses, len(update.gradient)).double()
     signs_B = torch.ones(forest.num_responses, dtype=torch.float64)
-    c_BT = coefficients(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, signs_B, on)
+    # The mean is of terms before the aggregation, which then gives each response's own factor to it.
+    summed = replace(batch.objective, aggregation=AGGREGATIONS["token_sum"])
+    c_BT = coefficients(summed, update.pi_BT, batch.old_BT, batch.mu_BT, signs_B, on)
+    is_mean = batch.objective.aggregation.name == "length_norm"
+    factor_Y1 = (1 / forest.lengths if is_mean else torch.ones(forest.num_responses))[:, None].double()
     for node in forest.node_BT[on].unique().tolist():
         at_BT = on & (forest.node_BT == node)
         p_BT = torch.where(at_BT, batch.probability_Y[:, None], 0.0)
-        rows[at_BT.any(1)] += update.pullback(p_BT * c_BT / p_BT.sum())
+        rows += at_BT.any(1)[:, None] * factor_Y1 * update.pullback(p_BT * c_BT / p_BT.sum())
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from theory.exact.levels import Edges
 from theory.exact.policies import TabularPolicy
 from theory.exact.problem import Problem
 from theory.exact.rates import reinforce
-from theory.objectives import PRESETS, Objective, preset
+from theory.objectives import AGGREGATIONS, PRESETS, Objective, preset
 from theory.streams import stream
 
 WEIGHTS = ["none", "token_is", "prefix_tis", "seq_tis"]
@@ -117,12 +118,17 @@ def test_the_drift_is_what_centring_takes_off() -> None:
     assert torch.allclose(update.gradient - update.drift, centred, atol=1e-14)
 
 
+@pytest.mark.parametrize("aggregation", ["token_sum", "length_norm"])
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_only_an_unweighted_update_drifts(weight: str) -> None:
-    """E_mu[w_t g_t | y_<t] = 0 for the token, prefix and sequence weight (theory/exact/decomposition.py, fact 1)."""
+def test_only_an_unweighted_update_drifts(weight: str, aggregation: str) -> None:
+    """E_mu[w_t g_t | y_<t] = 0 for the token, prefix and sequence weight (theory/exact/decomposition.py, fact 1).
+
+    Under length_norm a prefix's mean is that of the advantage over the length.
+    """
     task, policy = make_task()
     mu = engine("fixed", 0.5, policy, stream(0, "drift")).samplers(policy)[0]
-    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, reinforce(weight), Group(None))
+    objective = replace(reinforce(weight), aggregation=AGGREGATIONS[aggregation])
+    batch = Batch(task.forest, mu, policy.logp(), task.reward_Y, objective, Group(None))
     drift = Update.at(batch, policy).drift
     assert (float(drift.norm()) > 1e-3) == (weight == "none")
     assert weight == "none" or float(drift.norm()) < 1e-15

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.effort import few
 from tests.strategies import MODERATE, batches
 from tests.theory.extreme_reference import reference
-from tests.theory.laws_objectives import CORRECTION_ROWS, tuned
+from tests.theory.laws_objectives import CORRECTION_ROWS, fits, tuned
 from tests.theory.laws_presets import PRESET_ROWS
 from tests.theory.objective_batches import Batch
 from theory.objectives import Objective, preset
@@ -84,7 +84,7 @@ def require_equation(objective: Objective, batch: Batch, dtype: torch.dtype) -> 
 
 
 PAIRS = [(p, None) for p in PRESET_ROWS] + [
-    (p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 2 == 0
+    (p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 2 == 0 and fits(p, c)
 ]
 """Every preset alone and with every other correction, and every correction with every other preset."""
 

@@ -18,13 +18,15 @@ from torch import Tensor
 from tests.effort import few
 from tests.strategies import MODERATE, batches
 from tests.theory.laws_advantages import ADVANTAGE_ROWS, LENGTH_ADVANTAGE_ROWS, TOKEN_ADVANTAGE_ROWS
-from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, RATIO_ROWS, REGION_ROWS, tuned
+from tests.theory.laws_objectives import AGGREGATION_ROWS, CORRECTION_ROWS, RATIO_ROWS, REGION_ROWS, fits, tuned
 from tests.theory.laws_presets import EVERY, PRESET_ROWS, gradient_by_hand
 from tests.theory.objective_batches import Batch, approx, log_gaps, make_batch, tokens_of
 from theory.advantages import ADVANTAGES, FORMULAS
 from theory.objectives import AGGREGATIONS, CORRECTIONS, PRESETS, RATIOS, TRUST_REGIONS, Objective, correction, preset
 
-PAIRS = [(p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 5 == 0]
+PAIRS = [
+    (p, c) for i, p in enumerate(PRESET_ROWS) for j, c in enumerate(CORRECTION_ROWS) if (i + j) % 5 == 0 and fits(p, c)
+]
 """Every preset with every fifth correction, and every correction with every fifth preset: its weight is a factor."""
 DIFFERENTIABLE = [n for n, row in PRESET_ROWS.items() if not (row.scored or row.replayed)]
 LOOSEST = {n: math.inf if row.divergence else 1.0 for n, row in PRESET_ROWS.items() if row.eps is not None}

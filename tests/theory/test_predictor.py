@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -53,6 +54,22 @@ def test_the_gradient_written_out_is_that_of_the_loss(name: Literal["kl", "delta
         assert torch.equal(value, loss.detach())
         # Sums of five float64 terms of order one.
         torch.testing.assert_close(gradient_LDE, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("size", [1e-4, 1e-5, 1e-6])
+def test_the_loss_of_two_close_routers_keeps_its_digits(name: str, size: float) -> None:
+    """In float32 it is that of the same numbers in float64: the papers' rates move logits by some 1e-5."""
+    wide, predictor = draw_features(0, F=64), {n: torch.zeros(D, E, dtype=torch.float32) for n in LAYERS}
+    assert wide.hidden is not None
+    features = replace(wide, hidden=wide.hidden.float(), logits=wide.logits.float())
+    pi = features.logits + size * draw_pi(0, F=64).float()
+    found = LOSSES[name](pi, features, predictor).item()
+    of_same = replace(features, hidden=wide.hidden.double(), logits=features.logits.double())
+    expected = LOSSES[name](pi.double(), of_same, {n: w.double() for n, w in predictor.items()}).item()
+    assert found == pytest.approx(expected, rel=1e-6, abs=0) and found > 0
+    metrics = PredictorTrainer(LAYERS, D, E, PredictorSettings(loss=name)).step(features, pi, lr=1e-6)  # pyright: ignore
+    assert metrics["predictor/loss"] == found
 
 
 def test_fold_keeps_the_type_of_the_gate_and_finds_every_gate() -> None:

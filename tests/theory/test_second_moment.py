@@ -34,6 +34,18 @@ def test_the_level_of_three_tokens() -> None:
     assert clip_level(log_ratio, third, mask, 1e-9) == pytest.approx(math.sqrt(1e-9))
 
 
+@pytest.mark.parametrize("far", [50.0, 1e9, math.inf])
+def test_a_token_far_from_old_is_one_more_to_cap(far: float) -> None:
+    """However far it is, at probability 0 too, the others keep their squares and it has what they leave."""
+    near, mask = torch.full((1, 1000), 0.17, dtype=torch.float64), torch.ones(1, 1001, dtype=torch.bool)
+    log_ratio = -torch.cat([near, torch.tensor([[far]], dtype=torch.float64)], dim=1)
+    tau = clip_level(log_ratio, -torch.ones(1, 1), mask, 0.04)
+    assert tau == pytest.approx(math.sqrt(0.04 * 1001 - 1000 * 0.17**2), rel=1e-9)
+    # Of two such tokens each has half of what the other leaves.
+    two = clip_level(torch.tensor([[-far, -far, 0.1]]), -torch.ones(1, 1), mask[:, :3], 0.04)
+    assert two == pytest.approx(0.2, rel=1e-9)
+
+
 def test_a_mean_above_the_budget_by_rounding_has_no_level() -> None:
     """A budget one unit below the mean, as a sum in another order gives it: tau is the largest |log r|, or none."""
     generator = torch.Generator().manual_seed(0)

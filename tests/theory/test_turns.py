@@ -162,18 +162,20 @@ def test_what_mu_sampled_and_what_came_back(answers, max_turns: int, max_tokens:
 
 @given(answers=answers, max_turns=st.integers(1, 5), max_tokens=st.integers(1, 25), seed=st.integers(0, 99))
 def test_the_budget_counts_everything_after_the_prompt(answers, max_turns: int, max_tokens: int, seed: int) -> None:
-    """A response never exceeds max_tokens or max_turns and ends with a sampled token; it says "length" just where the
-    policy did not end its turn, or where the task would have gone on."""
+    """A response never exceeds max_tokens or max_turns and ends with a sampled token; it says "length" just where
+    max_tokens left no room for its turn or for the next, and "turns" where max_turns alone cut it."""
     task, sampling = Echo(*answers), replace(SAMPLING, max_tokens=max_tokens, seed=seed)
     for response in roll_out(Engine(), task, PROMPTS, sampling, max_turns).responses:
         turns, has_ended = turns_of(response), int(response.tokens[-1]) == STOP
         assert 1 <= len(response.tokens) <= max_tokens and len(turns) <= max_turns and response.is_response[-1]
         observation = task.observe(response.prompt, response)
-        assert response.finish == ("stop" if has_ended and observation is None else "length")
+        has_room = has_ended and len(response.tokens) + len(observation or ()) < max_tokens
+        is_over = has_ended and observation is None
+        assert response.finish == ("stop" if is_over else "turns" if has_room else "length")
         if not has_ended:
             assert len(response.tokens) == max_tokens
-        elif observation is not None:
-            assert len(turns) == max_turns or len(response.tokens) + len(observation) >= max_tokens
+        elif response.finish == "turns":
+            assert len(turns) == max_turns
 
 
 def test_a_row_is_of_the_turn_that_sampled_its_successor() -> None:
@@ -234,6 +236,19 @@ def test_turns_are_counted_where_a_recipe_has_them() -> None:
     assert len(set(turns)) > 2
     assert rollout_metrics(rollouts, rewards_B, max_turns=5)["turns/mean"] == sum(turns) / len(turns)
     assert "turns/mean" not in rollout_metrics(rollouts, rewards_B, max_turns=1)
+
+
+@pytest.mark.parametrize(("max_tokens", "max_turns"), [(60, 1), (60, 3), (9, 9), (9, 2)])
+def test_only_max_tokens_cuts_at_the_length_limit(max_tokens: int, max_turns: int) -> None:
+    """clip_ratio counts responses that would be longer with more tokens, and not those that max_turns cut."""
+    cut = []
+    for tokens in (max_tokens, 10 * max_tokens):
+        sampling = replace(SAMPLING, max_tokens=tokens)
+        cut.append(roll_out(Engine(), Echo(4, 4, 4, 4), PROMPTS, sampling, max_turns))
+    pairs = list(zip(*(r.responses for r in cut), strict=True))
+    longer = [len(a.tokens) < len(b.tokens) or a.finish != b.finish for a, b in pairs]
+    found = rollout_metrics(cut[0], torch.zeros(len(pairs)), max_turns)["response_length/clip_ratio"]
+    assert found == sum(longer) / len(longer) and any(r.finish != "stop" for r in cut[0].responses)
 
 
 def test_features_stand_on_sampled_tokens_alone() -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.bounds.bound import Bound
-from theory.divergences import tv_p_q
+from theory.divergences import kl_of_terms, tv_p_q
 
 MOST_ROUTES = 10_000_000
 
@@ -50,21 +50,6 @@ def slots(logits_LE: Float[Tensor, "*batch L E"], num_slots: int) -> Float[Tenso
     return logits_LE.repeat_interleave(num_slots, dim=-2)
 
 
-def kl(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch"]:
-    """KL(p || q) in nats, in [0, inf], as sum_j p_j (r_j - 1 - log r_j), r = q/p, every term of which is at least 0.
-
-    Near equality `theory.divergences.kl_p_q` is pure rounding, 1e-16, whose root is 1e-8: too coarse for a bound.
-    """
-    logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
-    possible = logp > -torch.inf
-    # Both are 0 where p is 0: a difference of two -inf would be NaN.
-    log_r = torch.where(possible, logq, 0.0) - torch.where(possible, logp, 0.0)
-    # The last digit of expm1 may put a term below 0, and its root would then be NaN.
-    terms = logp.exp() * (log_r.expm1() - log_r).clamp(min=0.0)
-    # As p_j -> 0 the term p_j (r_j - 1 - log r_j) tends to q_j.
-    return torch.where(possible, terms, logq.exp()).sum(-1)
-
-
 def pinsker(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch E"]) -> Bound:
     """TV(p, q) <= sqrt(KL(p || q) / 2).
 
@@ -74,7 +59,7 @@ def pinsker(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*batch
     Tight as p -> q where the two merged masses are 1/2: ratio 1 - O(TV^2). Loose where an outcome is rare: ratio
     sqrt(2 eps) if p never takes one to which q gives eps; vacuous past KL = 2.
     """
-    return Bound("pinsker", tv_p_q(logits_p, logits_q), (kl(logits_p, logits_q) / 2).sqrt())
+    return Bound("pinsker", tv_p_q(logits_p, logits_q), (kl_of_terms(logits_p, logits_q) / 2).sqrt())
 
 
 def product_tv(logits_p_LE: Float[Tensor, "*batch L E"], logits_q_LE: Float[Tensor, "*batch L E"]) -> Bound:
@@ -143,7 +128,7 @@ def soft_route(
     It covers soft routes; theory/bounds/topk.py covers the hard top-k set.
     Source: Pr2 Prop. B.1, Eq. 18-20, with p the live router and q the predicted one.
     """
-    loss = kl(logits_p_TLE, logits_q_TLE).sum(1).mean()
+    loss = kl_of_terms(logits_p_TLE, logits_q_TLE).sum(1).mean()
     return _soft("soft_route", logits_p_TLE, logits_q_TLE, kernels_TAC, loss)
 
 
@@ -157,7 +142,7 @@ def soft_route_averaged(
     Source: Pr2 App. B.2, the sentence before Prop. B.1.
     """
     L = logits_p_TLE.shape[1]
-    loss = kl(logits_p_TLE, logits_q_TLE).mean()
+    loss = kl_of_terms(logits_p_TLE, logits_q_TLE).mean()
     return _soft("soft_route_averaged", logits_p_TLE, logits_q_TLE, kernels_TAC, L * loss)
 
 
@@ -176,7 +161,7 @@ def k_slot_route(
     walk, about sqrt(2 / pi) = 0.80. Slots may coincide: this is not yet the top-k set.
     Source: Pr2 App. B.2, remark on k-slot relaxations, which leaves the factor open.
     """
-    loss = num_slots * kl(logits_p_TLE, logits_q_TLE).sum(1).mean()
+    loss = num_slots * kl_of_terms(logits_p_TLE, logits_q_TLE).sum(1).mean()
     return _soft("k_slot_route", slots(logits_p_TLE, num_slots), slots(logits_q_TLE, num_slots), kernels_TAC, loss)
 
 

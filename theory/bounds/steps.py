@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.bounds.bound import Bound
-from theory.bounds.routing import kl
+from theory.divergences import kl_of_terms
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
 from theory.exact.problem import Problem
@@ -49,7 +49,7 @@ def whole_tv(tree: PrefixTree, logp_step: Edges, logp_p: Edges, logp_q: Edges) -
 
 def depth_kl(tree: PrefixTree, logp_p: Edges, logp_q: Edges) -> Float[Tensor, " T"]:
     """E_p[KL_s(p || q)] of each step s, nats, in [0, inf]; ended responses add 0. The sum is KL(p || q)."""
-    terms = [(r * kl(p, q)).sum() for r, p, q in zip(tree.reach(logp_p), logp_p, logp_q, strict=True)]
+    terms = [(r * kl_of_terms(p, q)).sum() for r, p, q in zip(tree.reach(logp_p), logp_p, logp_q, strict=True)]
     return torch.stack(terms)
 
 

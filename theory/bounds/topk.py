@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory.bounds.bound import Bound
-from theory.bounds.routing import kl
-from theory.divergences import tv_p_q
+from theory.divergences import kl_of_terms, tv_p_q
 
 
 def in_top(logits: Float[Tensor, "*batch E"], num_slots: int) -> Bool[Tensor, "*batch E"]:
@@ -49,7 +48,7 @@ def topk_regret(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, "*b
     for all p. Loose where the exchanged experts hold little mass (`topk_regret_exchanged`); vacuous past KL = 1/2.
     Source: Pr2 Lemma B.2.
     """
-    return Bound("topk_regret", _regret(logits_p, logits_q, num_slots)[0], (2 * kl(logits_p, logits_q)).sqrt())
+    return Bound("topk_regret", _regret(logits_p, logits_q, num_slots)[0], (2 * kl_of_terms(logits_p, logits_q)).sqrt())
 
 
 def topk_regret_exchanged(
@@ -64,7 +63,7 @@ def topk_regret_exchanged(
     """
     regret, mass = _regret(logits_p, logits_q, num_slots)
     # Where nothing is exchanged nothing is lost, and 0 * inf would be NaN.
-    rhs = torch.where(mass > 0, (2 * mass * kl(logits_p, logits_q)).sqrt(), 0.0)
+    rhs = torch.where(mass > 0, (2 * mass * kl_of_terms(logits_p, logits_q)).sqrt(), 0.0)
     return Bound("topk_regret_exchanged", regret, rhs)
 
 
@@ -99,7 +98,7 @@ def topk_margin_kl(logits_p: Float[Tensor, "*batch E"], logits_q: Float[Tensor, 
     Source: Pr2 Lemma B.2.
     """
     lhs = _if_routes_differ(margin(logits_p, num_slots).square() / 2, logits_p, logits_q, num_slots)
-    return Bound("topk_margin_kl", lhs, kl(logits_p, logits_q))
+    return Bound("topk_margin_kl", lhs, kl_of_terms(logits_p, logits_q))
 
 
 def topk_margin_exact(
@@ -112,7 +111,7 @@ def topk_margin_exact(
     at the boundary. Tight: `swap_cost` names the q that reaches it.
     """
     lhs = _if_routes_differ(swap_cost(logits_p, num_slots), logits_p, logits_q, num_slots)
-    return Bound("topk_margin_exact", lhs, kl(logits_p, logits_q))
+    return Bound("topk_margin_exact", lhs, kl_of_terms(logits_p, logits_q))
 
 
 def route_flips(
@@ -131,7 +130,7 @@ def route_flips(
         raise ValueError(f"expected a threshold above 0, got {threshold}")
     flips_TL = (in_top(logits_p_TLE, num_slots) != in_top(logits_q_TLE, num_slots)).any(-1)
     fragile_TL = swap_cost(logits_p_TLE, num_slots) < threshold
-    loss = kl(logits_p_TLE, logits_q_TLE).sum(1).mean()
+    loss = kl_of_terms(logits_p_TLE, logits_q_TLE).sum(1).mean()
     lhs, near = (x_TL.any(1).to(logits_p_TLE.dtype).mean() for x_TL in (flips_TL, fragile_TL))
     return Bound("route_flips", lhs, near + loss / threshold)
 

@@ -158,32 +158,32 @@ class Batch:
         return shares_sY
 
     @cached_property
-    def prefix_shares_BT(self) -> Float[Tensor, "B T"]:
-        """E_mu[a | y_<t] of every token: the mean share of what its prefix leads to."""
+    def prefix_shares_sBT(self) -> Float[Tensor, "2 B T"]:
+        """E_mu[|a| f | y_<t] of every token, where a > 0 and where a < 0: the means over all that follow its prefix."""
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
-        share_BT = self.token_shares_BT
-        if share_BT is None:
-            share_BT = (self.shares_sY[0] - self.shares_sY[1])[:, None].expand_as(node_BT)
-        # Many responses pass a node: shares and probabilities are summed there, then divided.
-        total_N, reach_N = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64).unbind()
-        p_BT = self.probability_Y[:, None].expand_as(node_BT)
-        for values_N, weight_BT in ((total_N, p_BT * share_BT), (reach_N, p_BT)):
-            values_N.index_add_(0, node_BT[on], weight_BT[on])
-        mean_N = torch.where(reach_N > 0, total_N / reach_N, 0.0)
-        return torch.where(on, mean_N[node_BT], 0.0)
+        # Many responses pass a node: their probabilities are summed there, as their shares are.
+        reach_N = torch.zeros(sum(self.forest.sizes), dtype=torch.float64)
+        reach_N.index_add_(0, node_BT[on], self.probability_Y[:, None].expand_as(node_BT)[on])
+        mean_sN = torch.where(reach_N > 0, self.node_shares_sN / reach_N, 0.0)
+        return torch.where(on, mean_sN[:, node_BT], 0.0)
 
     @cached_property
     def node_shares_sN(self) -> Float[Tensor, "2 N"]:
-        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0: f is the aggregation's factor of a token,
-        1 over its response's length, or 1.
-        """
+        """E_mu[|a| f; the prefix] of every node, where a > 0 and where a < 0; f is `factor_BT`."""
         node_BT, on = self.forest.node_BT, self.forest.whole.is_response_BT
-        kept_BT = self.objective.kept(self.old_BT, self.mu_BT, on)
-        # An aggregation is linear in its terms, so that its gradient is the factor of each.
-        term_BT = torch.zeros_like(self.old_BT).requires_grad_()
-        (factor_BT,) = torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)
+        share_sBT = self.shares_sY[:, :, None]
+        if (own_BT := self.token_shares_BT) is not None:
+            share_sBT = torch.stack([own_BT.clamp(min=0), (-own_BT).clamp(min=0)])
         total_sN = torch.zeros(2, sum(self.forest.sizes), dtype=torch.float64)
         # `total_N` is a view of its row of `total_sN`.
-        for total_N, share_Y in zip(total_sN, self.shares_sY, strict=True):
-            total_N.index_add_(0, node_BT[on], ((self.probability_Y * share_Y)[:, None] * factor_BT)[on])
+        for total_N, share_BT in zip(total_sN, share_sBT, strict=True):
+            total_N.index_add_(0, node_BT[on], (self.probability_Y[:, None] * share_BT * self.factor_BT)[on])
         return total_sN
+
+    @cached_property
+    def factor_BT(self) -> Float[Tensor, "B T"]:
+        """f, the aggregation's factor of a token: 1 over its response's length, or 1; 0 where it is rejected."""
+        kept_BT = self.objective.kept(self.old_BT, self.mu_BT, self.forest.whole.is_response_BT)
+        # An aggregation is linear in its terms, so that its gradient is the factor of each.
+        term_BT = torch.zeros_like(self.old_BT).requires_grad_()
+        return torch.autograd.grad(self.objective.aggregation(term_BT, kept_BT, Totals(1, 1)), term_BT)[0]

@@ -2,10 +2,15 @@
 
 A response adds a u(y) to the update: u is the gradient that the objective's own code gives it at advantage +1 or -1
 and denominator 1, a its expected advantage over denominator (theory/exact/groups.py). The drift is the update with each
-token's advantage replaced by its prefix's mean, E_mu[a | y_<t]: the part that no choice of token earned. It is 0 where
-E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that pi does
-(top-p does not); without a weight it is -sum_t E_mu[E_mu[a | y_<t] grad KL_t(mu || pi)]. An unweighted update less its
-drift is that of the score centred under mu, g_t - E_mu[g_t | y_<t] (arXiv 2609.20807).
+token's advantage replaced by the mean over what its prefix leads to: the part that no choice of token earned,
+
+    sum_t E_mu[ E_mu[|a| f; a > 0 | y_<t] c+_t g_t + E_mu[|a| f; a < 0 | y_<t] c-_t g_t ],
+
+with c+_t and c-_t the token's coefficient at A = +1 and -1, which a bound tells apart, and f the aggregation's factor.
+It is 0 where E_mu[w_t g_t | y_<t] = 0, that is under a token, prefix or sequence weight, as long as mu samples all that
+pi does (top-p does not); without a weight it is -sum_t E_mu[E_mu[a f | y_<t] grad KL_t(mu || pi)]. Where a token's
+coefficients depend on no other token, an update less its drift is that of the score centred under mu, c_t g_t -
+E_mu[c_t g_t | y_<t] (arXiv 2609.20807).
 
 Advantages per token enter the update as they are and the drift by their prefix means. Facts of the whole batch
 (theory/exact/settling.py) are computed at every update's pi.
@@ -31,7 +36,7 @@ from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy
 from theory.exact.problem import Problem
 from theory.exact.settling import at_nodes, require_group, require_routers, within_budget
-from theory.objectives import Objective, Top
+from theory.objectives import AGGREGATIONS, Objective, Top
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,19 @@ class Update:
     @cached_property
     def drift_edges(self) -> Edges:
         """The weight of every edge's grad log pi in the drift."""
-        mean_BT = self.batch.prefix_shares_BT
+        shares_sBT = self.batch.prefix_shares_sBT
         if self.batch.token_shares_BT is None:
-            # The coefficient is that of the mean's sign, not of the sign of the response's own share.
-            each_BT = self.combined(torch.stack([mean_BT.clamp(min=0), (-mean_BT).clamp(min=0)]))
+            # A sign at a time: a bound may give the two signs different coefficients, and their mean has only one.
+            each_BT = self.combined(shares_sBT, self.summed)
         else:
-            each_BT = self._coefficients(slice(None), mean_BT)
+            each_BT = self._coefficients(slice(None), shares_sBT[0], self.summed)
+            each_BT = each_BT + self._coefficients(slice(None), -shares_sBT[1], self.summed)
         return self._plus_centering(self.on_edges(self.batch.probability_Y[:, None] * each_BT))
+
+    @cached_property
+    def summed(self) -> Objective:
+        """The objective without its aggregation's factor, which the means over a prefix hold."""
+        return replace(self.objective, aggregation=AGGREGATIONS["token_sum"])
 
     def _plus_centering(self, edges: Edges) -> Edges:
         if self.batch.objective.centering == "none":
@@ -122,20 +133,23 @@ class Update:
             edges_NV = edges_NV.scatter_add(1, ids_NK, each_NK)
         return list(edges_NV.split(list(forest.sizes)))
 
-    def combined(self, weights_s: Float[Tensor, "2 Y _T"]) -> Float[Tensor, "B T"]:
-        """sum over signs of weight times coefficient, of every token."""
+    def combined(self, weights_s: Float[Tensor, "2 Y _T"], objective: Objective | None = None) -> Float[Tensor, "B T"]:
+        """sum over signs of weight times coefficient, of every token; under the update's objective, or another."""
         has_sY = (weights_s != 0).any(2)
         if (has_sY.sum(0) == 1).all():
             # The usual case: every response has exactly one sign, and no gather or scatter is needed.
-            found_BT = self._coefficients(slice(None), 1.0 - 2.0 * has_sY[1].double())
+            found_BT = self._coefficients(slice(None), 1.0 - 2.0 * has_sY[1].double(), objective)
             return weights_s.sum(0) * found_BT
         # An objective may treat the signs differently, and a response may have both or neither.
         sign_b, rows_b = has_sY.nonzero(as_tuple=True)
-        found_bT = self._coefficients(rows_b, 1.0 - 2.0 * sign_b.double())
+        found_bT = self._coefficients(rows_b, 1.0 - 2.0 * sign_b.double(), objective)
         return torch.zeros_like(self.pi_BT).index_add_(0, rows_b, weights_s[sign_b, rows_b] * found_bT)
 
     def _coefficients(
-        self, rows_b: Int[Tensor, " b"] | slice, advantages: Float[Tensor, " b"] | Float[Tensor, "b T"]
+        self,
+        rows_b: Int[Tensor, " b"] | slice,
+        advantages: Float[Tensor, " b"] | Float[Tensor, "b T"],
+        objective: Objective | None = None,
     ) -> Float[Tensor, "b T"]:
         """d J / d log pi_t of these responses at denominator 1 and these advantages, one each or one per token."""
         batch, shift_BT = self.batch, self.router_shift_BT
@@ -143,7 +157,7 @@ class Update:
         shift_bT = None if shift_BT is None else shift_BT[rows_b]
         mask_bT = batch.forest.whole.is_response_BT[rows_b]
         return coefficients(
-            self.objective, pi_bT, old_bT, mu_bT, advantages, mask_bT, shift_bT, batch.log_mean_weight
+            objective or self.objective, pi_bT, old_bT, mu_bT, advantages, mask_bT, shift_bT, batch.log_mean_weight
         )  # fmt: skip
 
     def pullback(self, weighted_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Q"]:

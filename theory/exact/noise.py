@@ -167,12 +167,15 @@ def _centre(update: Update, weight_Y: Float[Tensor, " Y"]) -> Float[Tensor, "B T
     batch, forest = update.batch, update.batch.forest
     on, node_BT = forest.whole.is_response_BT, forest.node_BT
     passed_N, reach_N = torch.zeros(2, sum(forest.sizes), dtype=torch.float64).unbind()
-    for total_N, each_Y in ((passed_N, weight_Y), (reach_N, batch.probability_Y)):
-        total_N.index_add_(0, node_BT[on], each_Y[:, None].expand_as(node_BT)[on])
+    # The aggregation's factor is in the weight, which the prefix spreads, and not in the coefficient.
+    for total_N, each_BT in ((passed_N, weight_Y[:, None] * batch.factor_BT), (reach_N, batch.probability_Y[:, None])):
+        total_N.index_add_(0, node_BT[on], each_BT.expand_as(node_BT)[on])
     mean_N = torch.where(reach_N > 0, passed_N / reach_N, 0.0)
     # The coefficient at A = 1 serves both signs: `draw` centres only objectives that treat them alike.
     ones_sY1 = torch.stack([torch.ones_like(weight_Y), torch.zeros_like(weight_Y)])[:, :, None]
-    return torch.where(on, batch.probability_Y[:, None] * mean_N[node_BT] * update.combined(ones_sY1), 0.0)
+    return torch.where(
+        on, batch.probability_Y[:, None] * mean_N[node_BT] * update.combined(ones_sY1, update.summed), 0.0
+    )
 
 
 __all__ = ["draw", "variance"]

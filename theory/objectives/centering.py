@@ -9,7 +9,8 @@ drift, which no choice of token earned. Centering subtracts it on every kept tok
 with all of mu, or with its K likeliest tokens H and everything else as one more token, "the tail", whose probabilities
 are what H leaves of mu, old and pi. As grad log(1 - sum_H pi) = -sum_H pi(v) grad log pi(v) / (1 - sum_H pi), the tail
 of mu is taken to be pi's rescaled by m/p, m and p their masses: the remaining drift is at most
-max_v |grad log pi(v)| times the sum over the tail of |mu(v) c(v) - (m/p) pi(v) c(tail)|, which is 0 for K = V.
+max_v |grad log pi(v)| times the sum over the tail of |mu(v) c(v) - (m/p) pi(v) c(tail)|, which is 0 for K = V. A mask
+on a divergence of probabilities (dppo_tv, dppo_kl) judges the tail by its mass, which is above each of its tokens'.
 
 Source: score centering (arXiv 2609.20807), by its abstract and the public guide to NeMo-RL's implementation, whose C is
 this with c = A w; the paper's own text was not available. Differs from the source: c is the objective's own, clips and
@@ -34,7 +35,9 @@ WHOLE_VOCABULARY = 2**31 - 1
 SMALLEST_TAIL = 1e-6
 """The least probability of a tail of pi or old: float32 sums of probabilities are exact to 1e-7."""
 
-REGIONS = ("none", "minirl_mask", "min_clip", "weight_clip")
+REGIONS = (
+    "none", "minirl_mask", "min_clip", "dual_clip", "weight_clip", "dppo_tv", "dppo_kl", "soft_gate",
+)  # fmt: skip
 RATIOS = ("none", "token")
 WEIGHTS = ("token_is", "token_tis", "icepop")
 """Parts that make c(a) a function of the token itself: of its ratios and the advantage, not of the other tokens."""

@@ -27,8 +27,8 @@ class Composition:
     """The parts of an objective, and its words. `advantage` names a function of theory/advantages.py, which the loop
     applies to rewards; `title` is the name as papers spell it.
 
-    Raises ValueError on unknown names, a negative KL coefficient, and a correction whose weight already holds pi under
-    a trust region that multiplies by the ratio itself.
+    Raises ValueError on unknown names, a negative KL coefficient, a correction whose weight already holds pi under a
+    trust region that multiplies by the ratio itself, and one that reweighs beside a region whose factor holds pi/mu.
     """
 
     name: str
@@ -65,6 +65,11 @@ class Composition:
         self._require_budget()
         if not self.ratio.symbol and self.trust_region.name != "none":
             raise ValueError(f"{self.name}: expected a ratio for the trust region {self.trust_region.name}, got none")
+        if self.correction.weighted and self.trust_region.weight_ratio == "none":
+            raise ValueError(
+                f"{self.name}: correction: expected none, or one that only rejects, got {self.correction.name}, which "
+                f"reweighs: {self.trust_region.name} weighs by pi/mu itself, which would count the engine gap twice"
+            )
         if self.correction.numerator == "pi" and self.trust_region.weight_ratio == "old/mu":
             raise ValueError(
                 f"{self.name}: expected a correction with numerator 'old', got {self.correction.name} with 'pi': "

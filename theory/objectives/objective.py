@@ -120,7 +120,7 @@ class Objective(Composition):
         # pi / (old / gamma) is gamma pi/old: token by token, before a ratio combines a response's tokens.
         log_ratio_BT = self.ratio.log(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, tokens.is_response_BT)
         # The region multiplies by the ratio itself, or a weight on pi/mu has it already; else it joins the weight.
-        ratio_in_weight = self.trust_region.weight_ratio == "old/mu" or self.correction.numerator == "pi"
+        ratio_in_weight = self.trust_region.weight_ratio != "pi/mu" or self.correction.numerator == "pi"
         whole = weight if ratio_in_weight else weight * Factor.exp(log_ratio_BT)
         return self.trust_region.term(tokens, log_ratio_BT, whole, advantages_B1)
 

@@ -51,13 +51,19 @@ def clip_level(
         return math.inf
     # In ascending order: with the tokens before j uncapped, tau^2 solves before_j + left_j tau^2 = target; the right j
     # is the first whose own square reaches the target.
-    before_n = moment_n.cumsum(0) - moment_n
-    left_n = weight_n.sum() - (weight_n.cumsum(0) - weight_n)
+    before_n, lighter_n = _before(moment_n), _before(weight_n)
+    left_n = weight_n.sum() - lighter_n
     reaches_n = before_n + left_n * square_n >= target
     if not reaches_n.any():  # the mean is above the budget by the rounding of its sum alone
         return math.inf
     first = int(reaches_n.nonzero()[0, 0])
     return math.sqrt(max(target - float(before_n[first]), 0.0) / float(left_n[first]))  # cumsum may round above it
+
+
+def _before(x_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """The sum of all that comes before each, in order."""
+    # Not a cumulative sum less its own term: inf - inf is nan, and 1e18 - 1e18 has lost all that came before.
+    return torch.cat([torch.zeros_like(x_n[:1]), x_n.cumsum(0)[:-1]])
 
 
 __all__ = ["Budget", "clip_level"]

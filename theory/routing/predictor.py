@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from theory.divergences import kl_of_terms
 from theory.fields import About, require_ranges
 from theory.routing.features import RouterFeatures, layer_products
 
@@ -70,10 +71,11 @@ def kl_loss(
 ) -> Float[Tensor, ""]:
     """L_Pr2 = sum_l mean_t KL(softmax(p_pi) || softmax(p_old + h_old W_p)) in nats, at least 0 (Pr2 Eq. 8).
 
-    Gradients reach W_p alone: the logits of pi are the teacher, and the features are data. Convex in W_p.
+    Gradients reach W_p alone: the logits of pi are the teacher, and the features are data. Convex in W_p. The value is
+    in float64, from logits in W_p's type.
     Raises ValueError where rows or layers differ, where a layer has no W_p, and where there are no rows.
     """
-    return _kl(*_log_pair(logits_pi_FLE, features, predictor, _kl_pair)[1:])
+    return _kl(*_pair(logits_pi_FLE, features, predictor, _kl_pair)[1:])
 
 
 def delta_loss(
@@ -83,7 +85,7 @@ def delta_loss(
 
     Gradients and errors as for `kl_loss`; the same minimiser where the drift of the logits is linear in h_old.
     """
-    return _kl(*_log_pair(logits_pi_FLE, features, predictor, _delta_pair)[1:])
+    return _kl(*_pair(logits_pi_FLE, features, predictor, _delta_pair)[1:])
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {"kl": kl_loss, "delta": delta_loss}
@@ -96,17 +98,17 @@ def loss_and_gradients(
     predictor: Mapping[int, Float[Tensor, "D E"]],
     weight_F: Float[Tensor, " F"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
-    """One of LOSSES and its gradient by every layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
+    """One of LOSSES, and its gradient by each layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
 
     It holds for both losses, as W_p enters only the guess, linearly. `weight_F` sums to 1 and makes the mean over rows
     an expectation. Errors as for `kl_loss`.
     """
-    hidden_FLD, log_target, log_guess = _log_pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
-    residual_FLE = log_guess.exp() - log_target.exp()
+    hidden_FLD, target_FLE, guess_FLE = _pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
+    residual_FLE = guess_FLE.log_softmax(dim=-1).exp() - target_FLE.log_softmax(dim=-1).exp()
     residual_FLE = residual_FLE / len(features.rows) if weight_F is None else residual_FLE * weight_F[:, None, None]
     # (r^T h)^T takes half the time of h^T r. Contiguous, as the fused AdamW reads memory without regard to strides.
     gradient_LED = torch.bmm(residual_FLE.permute(1, 2, 0), hidden_FLD.transpose(0, 1))
-    return _kl(log_target, log_guess, weight_F), gradient_LED.transpose(1, 2).contiguous()
+    return _kl(target_FLE, guess_FLE, weight_F), gradient_LED.transpose(1, 2).contiguous()
 
 
 def _kl_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,13 +123,13 @@ _PAIRS = {"kl": _kl_pair, "delta": _delta_pair}
 """Each loss's (target, guess), as logits."""
 
 
-def _log_pair(
+def _pair(
     logits_pi_FLE: Tensor,
     features: RouterFeatures,
     predictor: Mapping[int, Tensor],
     pair: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The routers' inputs, and the logarithms of target and guess, all in W_p's type."""
+    """The routers' inputs, and the logits of target and guess, all in W_p's type."""
     if logits_pi_FLE.shape != features.logits.shape:
         raise ValueError(f"expected logits of shape {tuple(features.logits.shape)}, got {tuple(logits_pi_FLE.shape)}")
     if features.hidden is None:
@@ -140,13 +142,15 @@ def _log_pair(
     W_LDE = torch.stack([predictor[number] for number in features.layer_numbers])
     pi, old, hidden = (x.detach().to(W_LDE) for x in (logits_pi_FLE, features.logits, features.hidden))
     target, guess = pair(pi, old, layer_products(hidden, W_LDE))
-    return hidden, target.log_softmax(dim=-1), guess.log_softmax(dim=-1)
+    return hidden, target, guess
 
 
-def _kl(log_target_FLE: Tensor, log_guess_FLE: Tensor, weight_F: Tensor | None = None) -> Tensor:
+def _kl(target_FLE: Tensor, guess_FLE: Tensor, weight_F: Tensor | None = None) -> Tensor:
     """Sum over layers of the mean over rows of KL(target || guess), or of the weighted sum over rows."""
-    each_FL = (log_target_FLE.exp() * (log_target_FLE - log_guess_FLE)).sum(dim=-1)
-    return each_FL.mean(dim=0).sum() if weight_F is None else (weight_F @ each_FL).sum()
+    # In float64, as float32's rounding is as large as the KL of two close routers; a layer at a time, for the memory.
+    layers = zip(target_FLE.unbind(1), guess_FLE.unbind(1), strict=True)
+    each_FL = torch.stack([kl_of_terms(p_FE.double(), q_FE.double()) for p_FE, q_FE in layers], dim=1)
+    return each_FL.mean(dim=0).sum() if weight_F is None else (weight_F.to(each_FL) @ each_FL).sum()
 
 
 def fold(

@@ -12,7 +12,7 @@ observations left out, as in that code; (2) nothing is clamped, where the code c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ from theory.objectives.corrections import NoCorrection
 from theory.objectives.factors import Factor
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
-from theory.objectives.trust_regions.base import Widths, product
+from theory.objectives.trust_regions.base import WeightRatio, Widths, product
 from theory.objectives.trust_regions.ratio_bounds import held_ratio
 
 
@@ -39,7 +39,7 @@ class SqrtClip(Widths):
     """
 
     name: ClassVar[str] = "sqrt_clip"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    weight_ratio: ClassVar[WeightRatio] = "old/mu"
 
     eps_low: float = 0.025
     eps_high: float = 0.05

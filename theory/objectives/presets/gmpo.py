@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from theory.objectives.corrections import NoCorrection
 from theory.objectives.factors import LARGEST, Factor, pick, scaled_exp
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
-from theory.objectives.trust_regions.base import Widths, product
+from theory.objectives.trust_regions.base import WeightRatio, Widths, product
 
 
 @listed(TRUST_REGIONS)
@@ -37,7 +37,7 @@ class GeometricClip(Widths):
     """
 
     name: ClassVar[str] = "geometric_clip"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    weight_ratio: ClassVar[WeightRatio] = "old/mu"
 
     eps_low: float = 0.4
     eps_high: float = 0.4

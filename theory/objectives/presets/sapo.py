@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -25,7 +25,7 @@ from theory.objectives.corrections import NoCorrection
 from theory.objectives.factors import Factor, or_zero, pick, sloped, times
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
-from theory.objectives.trust_regions.base import product
+from theory.objectives.trust_regions.base import WeightRatio, product
 
 _SOURCE = "arXiv 2511.20347"
 
@@ -36,7 +36,7 @@ class SoftGate:
     """w (4/tau) sigmoid(tau (r - 1)) A. Gradient w 4 sigmoid(z) sigmoid(-z) r A grad log r, z = tau (r - 1)."""
 
     name: ClassVar[str] = "soft_gate"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    weight_ratio: ClassVar[WeightRatio] = "old/mu"
 
     tau_pos: Annotated[float, About("temperature of the gate where A > 0", gt=0, source=_SOURCE)] = 1.0
     tau_neg: Annotated[float, About("temperature of the gate where A <= 0", gt=0, source=_SOURCE)] = 1.05

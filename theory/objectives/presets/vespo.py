@@ -6,14 +6,13 @@
 W is not normalised by length: the kernel alone bounds a response's term. Source: VESPO (arXiv 2602.10693), by its
 abstract and the code of TRL 1.16 (`get_gamma_weights`, which follows the authors'), whose k and lambda these are.
 Differs from source: (1) nothing is clamped, where TRL holds log W in [log 1e-8, 20] and each log-ratio in [-20, 20];
-(2) a correction of the engine gap would count it twice, as W includes it: TRL multiplies its token weights into pi/old
-instead.
+(2) a weight on the engine gap is refused, as W includes the gap: TRL multiplies its token weights into pi/old instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -26,7 +25,7 @@ from theory.objectives.corrections import NoCorrection
 from theory.objectives.factors import Factor, log_ratio, or_zero, pick
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, Tokens
-from theory.objectives.trust_regions.base import product, score, stopped
+from theory.objectives.trust_regions.base import WeightRatio, product, score, stopped
 
 _SOURCE = "TRL 1.16, after arXiv 2602.10693"
 
@@ -37,8 +36,8 @@ class GammaKernel:
     """w sg[W^k exp(lambda (1 - W))] A log pi, W the response's product of pi/mu. Gradient w phi(W) A grad log pi."""
 
     name: ClassVar[str] = "gamma_kernel"
-    # A score region, but W has pi/old in it: with "pi/mu" `Objective._term` would multiply the weight by it once more.
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    # W is pi/mu already, the engine gap included.
+    weight_ratio: ClassVar[WeightRatio] = "none"
 
     k_pos: Annotated[float, About("power of W where A >= 0", gt=0, source=_SOURCE)] = 2.0
     lambda_pos: Annotated[float, About("decay in W where A >= 0", gt=0, source=_SOURCE)] = 3.0

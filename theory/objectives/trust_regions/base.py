@@ -29,16 +29,20 @@ class Tokens:
     is_response_BT: Bool[Tensor, "B T"]
 
 
+WeightRatio = Literal["pi/mu", "old/mu", "none"]
+
+
 @runtime_checkable
 class TrustRegion(Protocol):
     """A trust region.
 
     `weight_ratio` is the ratio that the weight given to `term` stands for: pi/mu, staleness and engine gap together,
-    where the region weighs a score; old/mu, the engine gap alone, where the region multiplies by pi/old itself.
+    where the region weighs a score; old/mu, the engine gap alone, where the region multiplies by pi/old itself; none,
+    where the region's own factor holds pi/mu, and a weight beside it would count the engine gap twice.
     """
 
     name: ClassVar[str]
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]]
+    weight_ratio: ClassVar[WeightRatio]
 
     def clipped(
         self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B _T"]
@@ -89,4 +93,4 @@ def stopped(weight: str) -> str:
     return f"sg[{weight}]" if weight else ""
 
 
-__all__ = ["TRUST_REGIONS", "Tokens", "TrustRegion", "Widths", "product", "score", "stopped"]
+__all__ = ["TRUST_REGIONS", "Tokens", "TrustRegion", "WeightRatio", "Widths", "product", "score", "stopped"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from theory.fields import About
 from theory.names import listed
 from theory.objectives.factors import Factor, pick
-from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, Widths, product, score, stopped
+from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, WeightRatio, Widths, product, score, stopped
 
 _TABLE_3 = "CPPO, arXiv 2606.10968, Table 3"
 
@@ -53,7 +53,7 @@ class DivergenceMask(Widths):
     mask: a stopped token stays in every denominator. Updates that bring pi back are never stopped.
     """
 
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
+    weight_ratio: ClassVar[WeightRatio] = "pi/mu"
 
     anchor: Literal["mu", "old"] = "mu"
 

@@ -7,7 +7,7 @@ Papers: MiniRL (arXiv 2512.01374) Eq. 3, 7 and App. A, Pr2 (2606.00395) Eq. 10, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from theory.names import listed
 from theory.objectives.factors import Factor, scaled_exp, times
-from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, Widths, product, score, stopped
+from theory.objectives.trust_regions.base import TRUST_REGIONS, Tokens, WeightRatio, Widths, product, score, stopped
 
 
 @listed(TRUST_REGIONS)
@@ -24,7 +24,7 @@ class NoRegion:
     """w A log pi: the score function, unbounded. Gradient w A grad log pi (MiniRL Eq. 3 with w = pi/mu)."""
 
     name: ClassVar[str] = "none"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
+    weight_ratio: ClassVar[WeightRatio] = "pi/mu"
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> None:
         """No bound."""
@@ -72,7 +72,7 @@ class MiniRLMask(RatioBounds):
     """
 
     name: ClassVar[str] = "minirl_mask"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "pi/mu"
+    weight_ratio: ClassVar[WeightRatio] = "pi/mu"
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
@@ -118,7 +118,7 @@ class MinClip(RatioBounds):
     """
 
     name: ClassVar[str] = "min_clip"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    weight_ratio: ClassVar[WeightRatio] = "old/mu"
 
     def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound, for the tokens where one binds."""
@@ -142,7 +142,7 @@ class WeightClip(RatioBounds):
     """
 
     name: ClassVar[str] = "weight_clip"
-    weight_ratio: ClassVar[Literal["pi/mu", "old/mu"]] = "old/mu"
+    weight_ratio: ClassVar[WeightRatio] = "old/mu"
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Two masks: r > 1 + eps_high, and r < 1 - eps_low."""
