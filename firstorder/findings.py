@@ -36,11 +36,13 @@ def look(
     from lab.doctor.page import Patient
     from lab.doctor.steps import words
 
-    reference = None if model is None else open_reference(model)
+    # A dense model has no routes to replay, so that its weights need not be opened.
+    is_dense = model is not None and has_no_experts(model)
+    reference = None if model is None or is_dense else open_reference(model)
     visit = Visit([], [], {"traces": [], "runs": []}, [])
     for path, label in zip(paths, _labels(list(paths)), strict=True):
         if path.is_dir():
-            ward = _ward(path, label, columns)
+            ward = _ward(path, label, columns, is_dense)
             visit.wards.append(ward)
             visit.told["runs"].append({"run": label} | words.as_object(ward.course, ward.num_shared) | ward.about)
             said, fault = words.lines(ward.course, ward.num_shared), ward.course.fault
@@ -48,7 +50,8 @@ def look(
         else:
             dump = load_dump(path, columns, old)
             name = label + (", with pi in place of old" if dump.is_pi else "")
-            patient = Patient(name, len(visit.patients), dump.trace, _diagnosed(path, dump, reference), dump.caveat)
+            found = _diagnosed(path, dump, reference, is_dense)
+            patient = Patient(name, len(visit.patients), dump.trace, found, dump.caveat)
             visit.patients.append(patient)
             visit.told["traces"].append(_object(patient, dump))
             said, fault = _lines(patient, dump), patient.diagnosis.fault
@@ -58,23 +61,37 @@ def look(
     return visit
 
 
-def _diagnosed(path: Path, dump: Dump, reference: ReferenceModules | None) -> Diagnosis:
+def has_no_experts(folder: Path) -> bool:
+    """Whether a Hugging Face folder's config.json is that of a dense model: none of its fields counts experts."""
+    from lab.hf import read_json
+
+    def experts(fields: Mapping[str, Any]) -> bool:
+        # Nested, as in text_config of models that also see.
+        return any(
+            experts(value) if isinstance(value, Mapping) else bool(value) and "expert" in name
+            for name, value in fields.items()
+        )
+
+    return not experts(read_json(folder / "config.json"))
+
+
+def _diagnosed(path: Path, dump: Dump, reference: ReferenceModules | None, is_dense: bool) -> Diagnosis:
     from lab.doctor.diagnosis import diagnose
 
     try:
-        return diagnose(dump.trace, reference)
+        return diagnose(dump.trace, reference, is_dense)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _ward(folder: Path, label: str, columns: Mapping[str, str] | None) -> Ward:
+def _ward(folder: Path, label: str, columns: Mapping[str, str] | None, is_dense: bool) -> Ward:
     """The course of a folder's steps, read one at a time."""
     from lab.doctor.importers.folders import load_steps, step_files
     from lab.doctor.steps.course import Watch
     from lab.doctor.steps.page import Ward
 
     # `watch` keeps figures and the worst trace alone: all traces of a run may be more than memory holds.
-    files, watch, first = step_files(folder, columns), Watch(), None
+    files, watch, first = step_files(folder, columns), Watch(is_dense), None
     for dump in load_steps(files, columns):
         first = first or dump
         watch.add(dump.trace)

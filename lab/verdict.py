@@ -161,12 +161,14 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
     undecided = []
     num_steps = _num_steps(metrics)
     if num_steps < rules.min_steps:
-        undecided.append(f"{num_steps} steps are recorded, and the rules need {rules.min_steps}")
+        recorded = "1 step is" if num_steps == 1 else f"{num_steps} steps are"
+        undecided.append(f"{recorded} recorded, and the rules need {rules.min_steps}")
     for name in (REWARD, KL, ENTROPY):
         num_values = len(series(metrics, name))
         # Of a short run the line above says it already.
         if num_steps >= rules.min_steps > num_values:
-            undecided.append(f"{name} is recorded at {num_values} steps, and the rules need {rules.min_steps}")
+            at = "1 step" if num_values == 1 else f"{num_values} steps"
+            undecided.append(f"{name} is recorded at {at}, and the rules need {rules.min_steps}")
     stable = False if reasons else None if undecided else True
     return Verdict(
         stable,

@@ -107,7 +107,7 @@ def alone(run: ReportRun) -> str:
     if run.verdict_word == "collapsed":
         return f"Training collapsed at step {first_step(run)} of {num_steps}"
     held = "Training held for" if run.verdict_word == "stable" else f"The run is {run.verdict_word} after"
-    return f"{held} {num_steps} steps"
+    return f"{held} {num_steps} step{'' if num_steps == 1 else 's'}"
 
 
 def _counts(words: Sequence[str]) -> str:

@@ -109,6 +109,8 @@ def test_one_run_is_told_by_its_verdict(tmp_path: Path) -> None:
     assert headline(story(load_runs([fell]))) == f"Training collapsed at step {step} of 60."
     (held.path / "verdict.json").unlink()
     assert headline(story(load_runs([held]))) == "The run is unfinished after 60 steps."
+    short = write_run(tmp_path, Recipe("short", 0, 0), 0, 1)
+    assert headline(story(load_runs([short]))) == "The run is undecided after 1 step."
 
 
 NAMES: dict[str, tuple[list[Recipe], list[str]]] = {

@@ -109,6 +109,10 @@ def test_too_little_data_is_undecided() -> None:
     """No steps, too few steps, or a series that a rule needs and lacks: never called stable, and the reason is said."""
     short = judge(healthy(num_steps=19))
     assert short.stable is None and "19 steps" in short.undecided[0]
+    alone = healthy(num_steps=1)[0]
+    assert judge([alone]).undecided == ("1 step is recorded, and the rules need 20",)
+    once = [{k: v for k, v in record.items() if k != KL or i == 3} for i, record in enumerate(healthy())]
+    assert judge(once).undecided == (f"{KL} is recorded at 1 step, and the rules need 20",)
     # Row 0 is an evaluation before the first step, and none of them.
     with_row_0 = judge([{"step": 0, "eval/accuracy": 0.3}, *healthy(num_steps=19)])
     assert with_row_0.undecided == short.undecided and with_row_0.summary["num_steps"] == 19
