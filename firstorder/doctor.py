@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 FAULT = 3
-"""The exit code where a fault is named."""
+"""The exit code where a fault is named, or the doctor is undecided."""
 
 
 def _list_formats(asked: bool) -> None:
@@ -53,7 +53,8 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="The Hugging Face folder of old's weights: tries replay on it; with --localise, compares with it.",
+            help="The Hugging Face folder of old's weights: tries replay on it, or rules routers out if it is dense; "
+            "with --localise, compares with it.",
         ),
     ] = None,
     precision: Annotated[
@@ -70,14 +71,15 @@ def doctor(
     """Diagnose a pair of engines, with evidence and a fix: precision, routing, weights of another version, a sampling
     mask, a temperature, values that are shifted, missing or filled with zeros.
 
-    The first line is the verdict, the second the first thing to do. The exit code is 0 where nothing is wrong, 3 where
-    a fault is named, 2 where a file cannot be read.
+    The first line is the verdict, the second the first thing to do. The exit code is 0 if nothing is wrong, 3 if a
+    fault is named or the doctor is undecided, and 2 if a file cannot be read.
 
     A folder is read as the steps of one run: it shows how the gap grows and since which step, and faults that one step
     cannot show (weights that no longer arrive, or only in part; one engine, or one part of the batch, that is off).
 
     --model scores a trace again with old's weights, on mu's experts and without. A gap that replay removes comes
-    through the routers, and one that it leaves does not. `firstorder export RUN --step N` writes a step's weights.
+    through the routers, and one that it leaves does not. `firstorder export RUN --step N` writes a step's weights. The
+    folder of a dense model rules routers out, also for a run's folder: of it config.json alone is read.
 
     --localise compares the files with a model: dumps of hidden states module by module, a trace by its routes and
     log-probabilities. Without --model it compares two dumps with each other.
@@ -183,6 +185,7 @@ def _localise(paths: Sequence[Path], model: Path | None, precision: str | None, 
 
 def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None, model: Path | None) -> None:
     """Raises ConfigError for options that do not fit the named paths."""
+    from firstorder.findings import has_no_experts
     from firstorder.options import require_folder_of
     from lab.strict import ConfigError
 
@@ -192,7 +195,7 @@ def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None, mo
         raise ConfigError(f"--out: expected one folder, or traces alone, got {folders[0]} among {len(paths)} paths")
     if old is not None and folders:
         raise ConfigError(f"--old: expected one file beside a dump of one step, got the folder {folders[0]}")
-    if model is not None and folders:
+    if model is not None and folders and not has_no_experts(model):
         raise ConfigError(f"--model: expected the trace of one step beside it, got the folder {folders[0]}")
 
 

@@ -238,24 +238,27 @@ class ScaledRun(RunConfig):
     @model_validator(mode="after")
     def _oversampling_fits(self) -> ScaledRun:
         over = self.algorithm.oversampling
-        if over is None or over.unfinished == "drop":
+        if over is None:
             return self
+        is_kept = over.unfinished == "keep"
         # A new token is steps_off versions old at its own step, and one more at the step that could continue it.
         least = self.schedule.steps_off + 1
-        if over.max_staleness < least:
+        if is_kept and over.max_staleness < least:
             raise ValueError(
                 f"algorithm.oversampling.max_staleness: expected at least {least} where unfinished is keep and "
                 f"schedule.steps_off {self.schedule.steps_off}, got {over.max_staleness}"
             )
-        if self.schedule.max_staleness < over.max_staleness:
+        if is_kept and self.schedule.max_staleness < over.max_staleness:
             raise ValueError(
                 f"schedule.max_staleness: expected at least algorithm.oversampling.max_staleness = "
                 f"{over.max_staleness}, got {self.schedule.max_staleness}"
             )
-        if self.rollout.routes != "capture":
+        # Under drop, too, a step's next round continues the responses that the last one left.
+        if (is_kept or self.algorithm.dynamic_sampling.enabled) and self.rollout.routes != "capture":
             raise ValueError(
-                f"rollout.routes: expected capture where algorithm.oversampling.unfinished is keep (vLLM's own path "
-                f"returns no routes of an aborted request), got {self.rollout.routes}"
+                f"rollout.routes: expected capture where algorithm.oversampling.unfinished is keep or "
+                f"algorithm.dynamic_sampling continues responses (vLLM's own path returns no routes of an aborted "
+                f"request), got {self.rollout.routes}"
             )
         return self
 

@@ -68,17 +68,20 @@ def zero_last_share(view: View) -> float | None:
 
 
 def end_share(view: View) -> float | None:
-    """Share, in [0, 1], of the responses shorter than the longest that end on an end token.
+    """Share, in [0, 1], of the responses below the largest length and the largest total that end on an end token.
 
-    An end token is one that occurs only at ends. None with fewer than MIN_TOKENS such responses, or with observations.
+    The total counts the prompt; an end token is one that occurs only at ends. None with fewer than MIN_TOKENS such
+    responses, or with observations.
     """
     # An observation starts another turn: a turn's own end token then also stands inside the response.
     if not bool(view.trace.is_response.all()):
         return None
     last = view.token_n[view.is_last_n]
     lengths_B = view.position_n[view.is_last_n]
-    # The longest responses may have been cut by max_tokens, which leaves no end token either.
-    is_short_B = lengths_B < lengths_B.max()
+    totals_B = view.trace.offsets.diff()[view.response_n[view.is_last_n]]
+    # The others may have been cut, which leaves no end token either: by a bound on the response (max_tokens), or on
+    # prompt and response together (vLLM's max_model_len, prime-rl's seq_len).
+    is_short_B = (lengths_B < lengths_B.max()) & (totals_B < totals_B.max())
     if int(is_short_B.sum()) < MIN_TOKENS:
         return None
     inside = set(view.token_n[~view.is_last_n].tolist())

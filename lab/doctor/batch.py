@@ -27,6 +27,7 @@ def diagnose(
     entropy_old: Batch | None = None,
     experts_mu: Batch | None = None,
     experts_old: Batch | None = None,
+    is_dense: bool = False,
 ) -> Diagnosis:
     """The diagnosis of the two engines that scored this batch, with its clues by name in `seen`.
 
@@ -34,7 +35,7 @@ def diagnose(
     (the trainer at the same weights), and whether mu sampled it: `is_sampled` is 0 on prompts, tool output and padding,
     whose values are ignored. With `prompts` the rows are responses, and each follows its prompt; padding is harmless if
     equal prompts are padded alike. Tokens after the last sampled one are dropped. Experts are (tokens of prompt and
-    response, L, K), -1 where unknown; the last row may be missing.
+    response, L, K), -1 where unknown; the last row may be missing. `is_dense`: the model has no routers.
 
     Raises ValueError, with row and field, for values that do not fit, and where no token was sampled.
 
@@ -50,7 +51,7 @@ def diagnose(
     for name, batch in {"is_sampled": is_sampled, **values, **routes, "prompts": prompts}.items():
         if batch is not None and len(batch) != len(tokens):
             raise ValueError(f"{name}: expected {len(tokens)} rows as in tokens, got {len(batch)}")
-    return diagnose_trace(rows.packed(_rows(tokens, is_sampled, values, prompts, routes)))
+    return diagnose_trace(rows.packed(_rows(tokens, is_sampled, values, prompts, routes)), is_dense=is_dense)
 
 
 def _rows(

@@ -70,8 +70,13 @@ CLUES: dict[str, Clue] = {
         "zeros, likely tokens included", "0 on one side, < -1e-4 on the other", alignment.zero_sure_share
     ),
     "zero_last_share": Clue("zeros at the end", "the same share among last tokens", alignment.zero_last_share),
-    "end_share": Clue("ending on an end token", "share of responses shorter than the longest", alignment.end_share),
+    "end_share": Clue(
+        "ending on an end token", "share of responses of neither the largest length nor total", alignment.end_share
+    ),
     "noise_share": Clue("unrepeated part", "sum m s^2 / sum d^2 over equal (context, token)", gap.noise_share),
+    "unrepeated_tail": Clue(
+        "tail of the unrepeated part", "99 % quantile / median of |deviation - its mean|", gap.unrepeated_tail
+    ),
     "jump": Clue("fall along the response", "of mean log |d|/(1 - p), least of four parts of the prompts", gap.jump),
     "jump_at": Clue("position of that fall", "in the response", gap.jump_at),
     "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats per token", sampler.mean_surprise),

@@ -14,6 +14,8 @@ from torch import Tensor
 from lab.doctor.view import MIN_TOKENS, View
 from theory.divergences import extreme_fraction
 
+FEWEST_REPEATED = 100
+"""Fewest repeated draws for the 99 % quantile of what does not repeat."""
 NUM_PARTS = 4
 """Parts of the prompts that must all show a fall."""
 
@@ -114,6 +116,26 @@ def noise_share(view: View) -> float | None:
     # m / (m - 1) turns the squares into m s^2; the clamp is for groups of one, which the sum leaves out.
     squares = (view.d_n - mean[group_n]).square() * (sizes / (sizes - 1).clamp(min=1))[group_n]
     return (squares[is_many_n].sum() / total).item()
+
+
+def unrepeated_tail(view: View) -> float | None:
+    """Tail of the part of a logit's deviation that does not repeat: its 99 % quantile / its median, both of absolute
+    values over equal draws with p < 0.99; 3.8 for normal noise.
+
+    d / (1 - p) less its mean over the m equal draws, times sqrt(m / (m - 1)). A router that errs by chance changes few
+    draws by much, noise that is added to numbers changes all of them alike. None where everything repeats.
+    """
+    _, group_n, sizes = view.draw_n[view.is_open_n].unique(return_inverse=True, return_counts=True)
+    is_many_n = sizes[group_n] > 1
+    if int(is_many_n.sum()) < FEWEST_REPEATED:
+        return None
+    size_n = (view.d_n / view.doubt_n)[view.is_open_n]
+    mean = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, group_n, size_n) / sizes
+    rest_n = (size_n - mean[group_n]).abs() * (sizes / (sizes - 1).clamp(min=1)).sqrt()[group_n]
+    rest_n = rest_n[is_many_n].sort().values
+    # Deviations below 1e-6 of a logit are float32 rounding and count as 1e-6.
+    tail, middle = (rest_n[int(share * (len(rest_n) - 1))].item() for share in (0.99, 0.5))
+    return tail / max(middle, 1e-6) if tail > 1e-6 else None
 
 
 def jump(view: View) -> float | None:

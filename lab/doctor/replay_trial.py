@@ -10,12 +10,13 @@ Both are without the largest 0.5 % of their tokens: one token may carry most of 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.doctor.layers.reference import PRECISIONS, Precision, ReferenceModules
+from lab.doctor.layers.reference import PRECISIONS, Precision, ReferenceModules, Routed
 from lab.doctor.layers.routers import response_rows
 from lab.doctor.routes import most
 from lab.doctor.words import CAUSED, share
@@ -87,6 +88,13 @@ def try_replay(trace: Trace, reference: ReferenceModules) -> ReplayTrial:
     return ReplayTrial(own, distances[own], *map(most, ways))
 
 
+def with_experts_old(trace: Trace, reference: ReferenceModules, precision: Precision) -> Trace:
+    """The trace with the experts that the model of old's weights chooses in that precision, as old's own."""
+    natural = _Scored(trace, reference).routed(precision).natural
+    experts = torch.stack([natural[layer] for layer in trace.layer_numbers], dim=1).to(torch.int16)
+    return replace(trace, experts_old=experts, num_experts=max(trace.num_experts, int(experts.max()) + 1))
+
+
 class _Scored:
     """The sampled tokens of a trace, and their log-probabilities under the model."""
 
@@ -99,9 +107,13 @@ class _Scored:
 
     def under(self, precision: Precision, record: RoutingRecord | None = None) -> Float[Tensor, " n"]:
         """Log-probabilities in that precision; float32 is exact."""
+        return self.routed(precision, record).logp_R[self.row_n].double()
+
+    def routed(self, precision: Precision, record: RoutingRecord | None = None) -> Routed:
+        """A pass over the trace in that precision, on the record's experts or the model's own."""
         # Rounded again at every call: the copies of all precisions would be in memory at once otherwise.
         model = self.reference if precision == "fp32" else self.reference.rounded(precision)
-        return model.routed(self.sequences, record, self.temperature).logp_R[self.row_n].double()
+        return model.routed(self.sequences, record, self.temperature)
 
 
 def k3(sampled_n: Float[Tensor, " n"], scored_n: Float[Tensor, " n"]) -> float:
@@ -109,4 +121,4 @@ def k3(sampled_n: Float[Tensor, " n"], scored_n: Float[Tensor, " n"]) -> float:
     return k3_kl_mu_old(scored_n, sampled_n).mean().item()
 
 
-__all__ = ["ReplayTrial", "try_replay"]
+__all__ = ["ReplayTrial", "try_replay", "with_experts_old"]

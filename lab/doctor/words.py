@@ -20,6 +20,8 @@ ALL_TOKENS = 0.9
 """Share of tokens with a differing router above which the KL on them says nothing. At half of Qwen3-30B-A3B's depth it
 is 0.97 in BF16, where R3 removes 93% of the KL, and 1 with FP8 weights, where it removes 46% (docs/on-gpu.md)."""
 
+JUMPS = 7.5
+"""Tail of what does not repeat in the same context, as a multiple of its median, above which single routers err."""
 CAUSED = 0.5
 """Share of the k3 KL, without its largest 0.5 %, that replay removes from which on a large gap comes through the
 routers. On two models of width 104 and 52 it was 0.53 to 0.86 for noise of 0.1 and more, at most 0.44 for all else."""
@@ -90,7 +92,9 @@ def sharp(seen: Seen) -> str:
 
 def small(seen: Seen) -> str:
     """Words for rounding."""
-    if "router_disagreement" not in seen:
+    if seen.get("is_dense"):
+        routes = "The model has no routers."
+    elif "router_disagreement" not in seen:
         routes = "The trace lacks the experts of one side or both, so routers cannot be ruled out."
     elif seen.get("num_flips", 0) == 0:
         routes = "No router differs: the difference arises after the last one, or is too small to change a route."
@@ -110,22 +114,34 @@ def small(seen: Seen) -> str:
 
 def routers(seen: Seen) -> str:
     """Words for routers that err on their own, or that replay found to cause the gap."""
+    if "router_disagreement" not in seen:
+        return f"{_jump(seen)} The dump lacks the experts of one side or both, which would show them."
     if "replay_removes" in seen:
         return (
             f"{share(seen['router_disagreement'])} of the routers choose other experts. With mu's, "
             f"{share(seen['replay_removes'])} of the KL is gone."
         )
+    is_jump = seen.get("unrepeated_tail", 0.0) >= JUMPS
+    more = f", more than a logit deviation of {seen.get('size', 0):.2g} explains" if not is_jump else ""
     found = (
-        f"{share(seen['router_disagreement'])} of the routers choose other experts, more than a logit deviation of "
-        f"{seen['size']:.2g} explains; {share(seen.get('flip_share_of_kl', 0))} of the KL is on tokens whose own "
-        "experts differ."
+        f"{share(seen['router_disagreement'])} of the routers choose other experts{more}; "
+        f"{share(seen.get('flip_share_of_kl', 0))} of the KL is on tokens whose own experts differ."
     )
+    found += f" {_jump(seen)}" if is_jump else ""
     tokens = seen.get("flip_token_share", 0)
     if tokens < ALL_TOKENS:
         return found
     return (
         f"{found} But {share(tokens)} of all tokens have such experts, so this does not say how much of the KL replay "
         "would remove: score the batch again under replay (`firstorder ladder` does)."
+    )
+
+
+def _jump(seen: Seen) -> str:
+    return (
+        f"In the same context {share(1 - seen.get('noise_share', 0))} of the squared deviation repeats. The rest jumps "
+        f"(its 99 % quantile is {seen.get('unrepeated_tail', 0):.3g} times its median, 3.8 for normal noise), as where "
+        "single routers choose other experts."
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase, ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -35,17 +35,10 @@ from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.checkpoint_index import check_pickles
 from scaled.megatron_engine.optimizer import RankOptimizer
+from scaled.megatron_engine.optimizer_states import load_states, sharded_states
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.policy import Policy
 from scaled.megatron_engine.predictor import StagePredictor
-
-# The only format of Megatron's distributed optimiser that another tensor or pipeline parallelism can read. Gathered
-# over gloo, because the alternative sends through a GPU.
-FORMAT = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": True,
-    "chained_optim_avoid_prefix": True,
-}
 
 
 @runtime_checkable
@@ -183,8 +176,8 @@ def load(rank: Checkpointed, folder: Path) -> None:
         state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
-    rank.num_updates = int(state["num_updates"])  # before the optimisers, whose steps it counts
-    _load_optimizers(rank, state["optimizer"])
+    rank.num_updates = int(state["num_updates"])
+    load_states(rank.optimizer, _models(rank), state["optimizer"], rank.num_updates)
     if rank.predictor is not None:
         tensors = {
             name: tensor.reshape(()) if name.endswith(".step") else tensor
@@ -211,9 +204,7 @@ def _check(rank: Checkpointed, about: dict[str, Any]) -> None:
 def _state(rank: Checkpointed, is_loading: bool) -> dict[str, Any]:
     models = _models(rank)
     state: dict[str, Any] = dict(models)
-    state["optimizer"] = {}
-    for number, optimizer in enumerate(_optimizers(rank)):
-        state["optimizer"] |= _leaves(_optimizer_state(optimizer, models, is_loading), f"{number}")
+    state["optimizer"] = sharded_states(rank.optimizer, models, is_loading)
     state["num_updates"] = rank.num_updates
     state["about"] = _about(rank)
     if rank.predictor is not None:
@@ -222,66 +213,8 @@ def _state(rank: Checkpointed, is_loading: bool) -> dict[str, Any]:
     return state
 
 
-def _optimizers(rank: Checkpointed) -> list[Any]:
-    optimizers: list[Any] = rank.optimizer.megatron.chained_optimizers
-    return [one for one in optimizers if not one.is_stub_optimizer]
-
-
-def _optimizer_state(optimizer: Any, models: dict[str, Any], is_loading: bool) -> dict[str, Any]:
-    # AdamW makes its states in its first step; the same zeros made now change nothing, and can be read into.
-    optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
-    if isinstance(optimizer.optimizer, torch.optim.AdamW):
-        for parameter, state in optimizer.optimizer.state.items():
-            state.setdefault("step", torch.tensor(0.0, device=parameter.device))
-    return optimizer.sharded_state_dict(models, is_loading, metadata=dict(FORMAT))
-
-
-def _load_optimizers(rank: Checkpointed, tensors: dict[str, Any]) -> None:
-    """Only tensors are read: groups and their settings are the config's, and every parameter has taken every step."""
-    models = _models(rank)
-    for number, optimizer in enumerate(_optimizers(rank)):
-        state = _filled(_optimizer_state(optimizer, models, True), tensors, f"{number}")
-        by_parameter = state.get("optimizer", state).get("state", {})
-        # Megatron's key among the parameters: this process's own count of steps, not the checkpoint's.
-        by_parameter.pop("common_step", None)
-        for one in by_parameter.values():
-            one["step"] = torch.tensor(0.0)  # a placeholder: the updates are counted below
-        optimizer.load_state_dict(state)
-        inner = optimizer.optimizer
-        if isinstance(inner, torch.optim.AdamW):
-            for parameter, one in inner.state.items():
-                one["step"] = torch.tensor(float(rank.num_updates), device=parameter.device)
-        else:  # fused optimisers count the steps of a group
-            for group in inner.param_groups:
-                group["step"] = rank.num_updates
-
-
 def _models(rank: Checkpointed) -> dict[str, Any]:
     return {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
-
-
-def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
-    """The sharded tensors of nested dicts and lists, by path; other state depends on the layout's groups."""
-    if isinstance(tree, ShardedBase):
-        return {path: tree}
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    found: dict[str, ShardedBase] = {}
-    for key, value in items:
-        found |= _leaves(value, f"{path}/{key}")
-    return found
-
-
-def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
-    """The tree with each sharded tensor replaced by the one that was read for its path."""
-    if isinstance(tree, ShardedBase):
-        return tensors[path]
-    if isinstance(tree, LocalNonpersistentObject):
-        return tree.unwrap()
-    if isinstance(tree, dict):
-        return {key: _filled(value, tensors, f"{path}/{key}") for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_filled(value, tensors, f"{path}/{key}") for key, value in enumerate(tree)]
-    return tree
 
 
 def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:

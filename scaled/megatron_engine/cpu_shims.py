@@ -141,6 +141,33 @@ def split_sizes() -> None:
     dispatcher.__dict__["maybe_move_tensor_to_cpu"] = to_cpu
 
 
+def uneven_splits() -> None:
+    """Ranks that share an expert exchange unequal numbers of tokens: gloo needs equal ones, so all are padded with 0.
+
+    Upstream: tensor_parallel/mappings.py:_gather_along_first_dim and _reduce_scatter_along_first_dim, of
+    transformer/moe/token_dispatcher.py:MoEAlltoAllTokenDispatcher under expert and expert tensor parallelism.
+    """
+    mappings = importlib.import_module("megatron.core.tensor_parallel.mappings")
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def padded(rows: torch.Tensor, num: int) -> torch.Tensor:
+        return torch.cat([rows, rows.new_zeros(num - len(rows), *rows.shape[1:])])
+
+    def gathered(rows: torch.Tensor, group: Any, sizes: list[int] | None = None, buffered: bool = False) -> Any:
+        if sizes is None or len(set(sizes)) == 1:
+            return gather(rows, group, sizes, buffered)
+        parts = gather(padded(rows, max(sizes)), group).split(max(sizes))
+        return torch.cat([part[:num] for part, num in zip(parts, sizes, strict=True)])
+
+    def scattered(rows: torch.Tensor, group: Any, sizes: list[int] | None = None, buffered: bool = False) -> Any:
+        if sizes is None or len(set(sizes)) == 1:
+            return scatter(rows, group, sizes, buffered)
+        whole = torch.cat([padded(part, max(sizes)) for part in rows.split(sizes)])
+        return scatter(whole, group)[: sizes[group.rank()]]
+
+    mappings.__dict__.update(_gather_along_first_dim=gathered, _reduce_scatter_along_first_dim=scattered)
+
+
 def _type_as_on_cuda(real: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     answer = real(tensor, *args, **kwargs)
     return answer.replace("torch.", "torch.cuda.", 1) if isinstance(answer, str) and not tensor.is_cuda else answer
@@ -262,7 +289,7 @@ def _by_name(*shims: Callable[[], None]) -> dict[str, Callable[[], None]]:
 
 
 SHIMS = _by_name(
-    current_device, generator, streams, synchronize, device_keyword, split_sizes, type_names, tied_head,
+    current_device, generator, streams, synchronize, device_keyword, split_sizes, uneven_splits, type_names, tied_head,
     rotary_positions, bf16_products,
 )  # fmt: skip
 """For machines without CUDA."""

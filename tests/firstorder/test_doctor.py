@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from firstorder.cli import main
+from firstorder.findings import has_no_experts
 from lab.doctor import dumps
 from lab.doctor.causes import CAUSES
 from lab.doctor.importers import FORMATS
 from tests.lab.doctor.patients import draw_rows, trace_of
 from tests.lab.doctor.test_importers import ROWS
 from tests.lab.doctor.test_steps import drawn, drift
+from theory.streams import stream
 
 GOOD = trace_of(draw_rows(), lambda logp, b: logp)
 LATE = trace_of(draw_rows(), lambda logp, b: [logp[0], *logp[:-1]])
@@ -129,6 +132,36 @@ def test_columns_and_the_other_side_are_options(tmp_path: Path, capsys: pytest.C
     whole = [row | {"is_response": [True] * len(row["logp_mu"])} for row in ROWS]
     main(["doctor", str(dumps.vllm(tmp_path, whole)), "--old", str(dumps.old_side(tmp_path, whole))])
     assert "read as vLLM." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["firstorder/doctor.py", "docs/doctor.md", "docs/how-to/diagnose-a-dump.md"])
+def test_the_exit_codes_are_said_alike(place: str) -> None:
+    """In the help, on the doctor's page and in the how-to, with *undecided* as the code has it."""
+    text = " ".join((Path(__file__).parents[2] / place).read_text().split())
+    wanted = "0 if nothing is wrong, 3 if a fault is named or the doctor is undecided, and 2 if a file cannot be read"
+    assert f"The exit code is {wanted}." in text
+
+
+def test_the_folder_of_a_dense_model_rules_routers_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its config.json alone is read, for a file and for a run's folder; a model with experts, also nested, is none."""
+    (tmp_path / "run").mkdir()
+    draws = iter((1 + 0.02 * torch.randn(10_000, generator=stream(0, "dense"))).tolist())
+    noisy = trace_of(draw_rows(), lambda logp, b: [x * next(draws) for x in logp])
+    noisy.save(path := tmp_path / "run" / "step-000001.safetensors")
+    (model := tmp_path / "model").mkdir()
+    for config, is_dense in (
+        ({"hidden_size": 8}, True),
+        ({"hidden_size": 8, "num_local_experts": 4}, False),
+        ({"text_config": {"num_experts": 4}}, False),
+        ({"num_experts": None, "text_config": {"hidden_size": 8}}, True),
+    ):
+        (model / "config.json").write_text(json.dumps(config))
+        assert has_no_experts(model) == is_dense
+    for words in ([str(path)], [str(tmp_path / "run")]):
+        main(["doctor", *words])
+        assert "undecided: it looks like" in capsys.readouterr().out
+        assert main(["doctor", *words, "--model", str(model)]) == 3
+        assert "undecided" not in (told := capsys.readouterr().out) and "it looks like different arithmetic" in told
 
 
 # ---- the steps of a run ----------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ def layers(dense: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(n for n in range(4) if n not in dense)
 
 
-def write_model(folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", qk_norm: Any = "head") -> Path:
+def write_model(
+    folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", qk_norm: Any = "head", tied: bool = False
+) -> Path:
     """A Hugging Face folder of a random model of four layers whose routers choose clearly."""
     config = ModelConfig(
         vocab_size=VOCABULARY,
@@ -71,6 +73,7 @@ def write_model(folder: Path, dense: tuple[int, ...] = (), gate: str = "qwen3", 
         dense_layers=dense,
         gate=GATES[gate],
         qk_norm=qk_norm,
+        tied_head=tied,
     )
     model = MoE(config, stream(1, "rank-world"))
     with torch.no_grad():

@@ -112,6 +112,31 @@ def test_engines_sleep_before_new_ranks_start(monkeypatch: pytest.MonkeyPatch) -
     assert events == ["ranks", "died", False, "ranks"]
 
 
+def test_ranks_that_cannot_give_way_leave_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank dies in the first handover of memory, the ranks that live end before the next group starts."""
+    events: list[str] = []
+
+    def give_way() -> None:
+        if events == ["start"]:
+            raise RankDied("rank 1 of 2 died: its process ended", 1)
+
+    def group(*given: Any) -> Any:
+        events.append("start")
+        ranks = object.__new__(TrainingGroup)
+        ranks.give_way, ranks.close = give_way, lambda: events.append("end")
+        return ranks
+
+    one = object.__new__(session.Session)
+    one.config, one.places = SimpleNamespace(takes_turns=True, cluster=SimpleNamespace(max_rank_restarts=1)), object()
+    one.meter, one.interruptions = Meter(), SimpleNamespace(begin=lambda *given: None)
+    monkeypatch.setattr(session, "training_group", group)
+    monkeypatch.setattr(session.Session, "_takes_turns", True)
+    monkeypatch.setattr(session.Session, "engines", lambda self: None)
+    monkeypatch.setattr(session.Session, "_steps", lambda self, *parts: events.append("steps"))
+    one.train("none")
+    assert events == ["start", "end", "start", "steps", "end"]
+
+
 def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hashes of a run's files are taken once its open checkpoint is whole, and also where that fails."""
     events: list[str] = []
@@ -194,6 +219,8 @@ KEEP, OLD = (
     ("--algorithm.oversampling.extra_prompts", "2"),
     ("--algorithm.oversampling.max_staleness", "3"),
 )
+DROP = (*KEEP, "--algorithm.oversampling.unfinished", "drop")
+ROUNDS = ("--algorithm.dynamic_sampling.enabled", "true")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +239,12 @@ KEEP, OLD = (
             "algorithm.oversampling.max_staleness: expected at least 4 where .* schedule.steps_off 3, got 3",
         ),
         (KEEP, "rollout.routes: expected capture where algorithm.oversampling.unfinished is keep .*, got auto"),
-        ((*KEEP, "--algorithm.oversampling.unfinished", "drop"), None),
+        (
+            (*DROP, *ROUNDS),
+            "rollout.routes: expected capture where .* algorithm.dynamic_sampling continues responses .*, got auto",
+        ),
+        (DROP, None),
+        ((*DROP, *ROUNDS, "--rollout.routes", "capture"), None),
         ((*KEEP, "--rollout.routes", "capture"), None),
     ],
 )

@@ -34,6 +34,7 @@ TOGETHER = {
     "synchronize": "CUDA",
     "split_sizes": "all_to_all_single(): incompatible function arguments",
     "rotary_positions": "no pinned memory allocator",
+    "uneven_splits": "invalid tensor size",
 }
 FASTER = ("bf16_products",)
 """Megatron runs without these, slowly."""
@@ -145,6 +146,18 @@ def run_alone(rank: int, ports: list[int]) -> Any:
     return said, before == _fingerprint(), torch.equal(state, torch.get_rng_state())
 
 
+def _exchange(group: Any) -> None:
+    """Rank r's rows [r, r + 1) of 3 to all ranks, and their gradients back: 1 and 2 rows under two ranks."""
+    from megatron.core.tensor_parallel import mappings
+
+    rank, sizes = group.rank(), [1, 2]
+    own = torch.full((sizes[rank], 2), float(rank + 1), requires_grad=True)
+    whole = mappings.gather_from_sequence_parallel_region(own, group=group, output_split_sizes=sizes)
+    assert whole[:, 0].tolist() == [1.0, 2.0, 2.0]
+    whole.backward(torch.arange(6.0).view(3, 2))
+    assert own.grad is not None and torch.equal(own.grad, 2 * torch.arange(6.0).view(3, 2).split(sizes)[rank])
+
+
 def run_together(rank: int, ports: list[int]) -> Any:
     """The shims that two ranks need."""
     from scaled.megatron_engine import cpu_shims
@@ -169,6 +182,7 @@ def run_together(rank: int, ports: list[int]) -> Any:
             ("synchronize", inside(stages, _run_forward, plain)),
             ("split_sizes", inside(experts, _run_forward, plain)),
             ("rotary_positions", inside(halves, _run_forward, plain)),
+            ("uneven_splits", inside(experts, lambda *_: _exchange(torch.distributed.group.WORLD), plain)),
         ]
     )
 
@@ -191,7 +205,7 @@ def alone() -> Any:
 
 @pytest.fixture(scope="module")
 def together() -> list[dict[str, tuple[str, str]]]:
-    return spawn(2, run_together, free_ports(8))
+    return spawn(2, run_together, free_ports(10))
 
 
 @pytest.mark.parametrize("name", ALONE)

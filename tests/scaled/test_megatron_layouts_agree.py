@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 # Four ranks: groups of context parallelism beside those of the other kinds.
 FOUR: dict[str, dict[str, Any]] = {
+    # Ranks that share an expert have unequal numbers of tokens for it.
+    "TP2+EP2+ETP2": {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2},
     "TP2+CP2+EP4": {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 4},
     "DP2+CP2 sharded optimizer": {"context_parallel": 2, "distributed_optimizer": True},
     "PP2+VPP2+CP2": {**LAYOUTS["PP2+VPP2"], "context_parallel": 2},

@@ -13,7 +13,7 @@ from pathlib import Path
 from lab.doctor.importers import columns as mapped
 from lab.doctor.importers import miles, nemo_rl, open_instruct, prime_rl, refused, rows, skyrl, slime, trl, verl, vllm
 from lab.doctor.importers.bad_rows import Bad, BadRowCollector, BadRows, Read, each
-from lab.doctor.importers.format import Dump, DumpDescription, Row
+from lab.doctor.importers.format import Dump, DumpDescription, NoOldError, Row
 from lab.doctor.importers.reading import read_jsonl, read_parquet, without_collector
 from lab.doctor.importers.torch_files import content_of
 from lab.files import RecordError
@@ -57,8 +57,8 @@ def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | 
     except BadRows as error:
         raise error.of_file(str(path)) from error
     except ValueError as error:
-        text = str(error)
-        raise ValueError(text if text.startswith(f"{path}: ") else f"{path}: {text}") from error
+        text, kind = str(error), NoOldError if isinstance(error, NoOldError) else ValueError
+        raise kind(text if text.startswith(f"{path}: ") else f"{path}: {text}") from error
 
 
 def load_trace(path: Path) -> Trace:
@@ -70,9 +70,13 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
     refused.refuse_pickle(path)
     suffix = path.suffix
     if suffix == ".safetensors" and columns is None:
+        if old is not None:
+            raise ValueError(f"--old: expected none with a trace of ours, which has both sides, got {old}")
         return Dump(Trace.load(path), OURS.name)
     if suffix == ".pt":
-        return _of_torch(path)
+        if columns is not None:
+            raise ValueError("--columns: expected .jsonl, .parquet or .safetensors, got .pt")
+        return _of_torch(path, old)
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet, ".safetensors": mapped.read_safetensors}
     if suffix not in readers:
         # Said first, as a misspelt name may have any suffix.
@@ -136,14 +140,15 @@ def _with_old(placed: Iterator[Read], old: Path | None) -> Iterator[Read]:
             yield {**row, **{name: theirs[name] for name in OLD if name in theirs}}, place
 
 
-def _of_torch(path: Path) -> Dump:
-    """A torch file: slime's, miles's or SkyRL's."""
+def _of_torch(path: Path, old: Path | None) -> Dump:
+    """A torch file: slime's, miles's or SkyRL's, with the trainer's side from `old` if it is named."""
     content = content_of(path)
     form = next((form for form in BY_TORCH if form.is_mine(content)), None)
     if form is None:
         raise ValueError(f"expected slime's samples or rollout_data, got {', '.join(map(str, content))}")
-    trace = rows.packed((row, f"response {b}") for b, row in enumerate(form.read(content, "")))
-    return Dump(trace, form.name, form.caveat(trace), form.unused(content), form.is_pi(trace))
+    placed = ((row, f"response {b}") for b, row in enumerate(form.read(content, "")))
+    trace = rows.packed(_with_old(placed, old))
+    return Dump(trace, form.name, form.caveat(trace), form.unused(content), form.is_pi(trace), form.has_tokens)
 
 
 __all__ = ["FORMATS", "Dump", "load_dump", "load_trace"]

@@ -44,6 +44,8 @@ class Format(DumpDescription):
     columns: Callable[[Row], Iterable[str]] = lambda first: first
     has_old: bool = True
     """Whether the dump has the trainer's side; if not, `--old` supplies it."""
+    has_tokens: bool = True
+    """Whether the dump has token ids; if not, the importer numbers a file's tokens, and no two are equal."""
 
     def unused(self, first: Row) -> tuple[str, ...]:
         """The columns that are not read."""
@@ -60,3 +62,9 @@ class Dump:
     unused: tuple[str, ...] = ()
     is_pi: bool = False
     """Whether pi takes the place of old."""
+    has_tokens: bool = True
+    """Whether tokens are ids; if not, they are numbers that start at 0 in every file."""
+
+
+class NoOldError(ValueError):
+    """A rank's file without log-probabilities of old, which those of other ranks may have."""

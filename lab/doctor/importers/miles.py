@@ -12,9 +12,10 @@ A sample:
 | train_log_probs    | T floats | pi, from the gradient pass                                                           |
 | local_loss_mask    | T floats | 1 where the sampled token is trained on                                              |
 
-Also: index, advantages, train_rollout_abs_diff. There are no token ids: every token gets a unique number, so that no
-two contexts are equal and no clue uses them. Under context parallelism a rank has a part of each response. Where
-`old_log_probs` is `rollout_log_probs` to the bit, pi is used for old, with a caveat.
+Also: index, advantages, train_rollout_abs_diff. There are no token ids: every token gets a number that is unique in its
+file, so that no two contexts are equal and no clue uses them; folders.py keeps those of several files apart. Under
+context parallelism a rank has a part of each response. Where `old_log_probs` is `rollout_log_probs` to the bit, pi is
+used for old, with a caveat.
 
 `dashboard_columns/rollout_{N}.parquet` (`miles/ray/rollout/debug_data.py`) has a row per sample: sample_index,
 response_length, total_length, tokens, loss_mask, rollout_log_probs: mu alone.
@@ -111,7 +112,7 @@ FORMAT = Format(
     lacks="Tokens (no clues from repeats, prompts or end tokens), experts of both, entropies, rewards.",
     source="radixark/miles miles/backends/training_utils/debug_dump.py at 31f1ca9",
     uses=("total_length", "response_length", "local_loss_mask", *SIDES),
-    is_mine=_is_mine, read=_read, caveat=_caveat, is_pi=_is_pi, columns=_columns,
+    is_mine=_is_mine, read=_read, caveat=_caveat, is_pi=_is_pi, columns=_columns, has_tokens=False,
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ Three layouts, all with `rollout_id`:
 - Training, miles and older versions of slime, a file per rank: "rollout_data" with the same names, lists over
   responses, complete without context parallelism.
 
-`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run). If no old pass ran,
+`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run), on the ranks of the
+last pipeline stage; all ranks write a file, and those of a tensor-parallel group the same rows. If no old pass ran,
 slime takes it from the training pass: old with one update per rollout, pi with `--use-rollout-logprobs` and several.
 """
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from lab.doctor.importers import rows
-from lab.doctor.importers.format import Format, Row
+from lab.doctor.importers.format import Format, NoOldError, Row
 
 
 def _is_mine(content: Mapping[str, Any]) -> bool:
@@ -76,8 +77,9 @@ def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
     if data.get("rollout_log_probs") is None:
         raise ValueError("rollout_data: rollout_log_probs is missing (mu): ask the engine for log-probabilities")
     if data.get("log_probs") is None:
-        raise ValueError(
-            "rollout_data: log_probs is missing (old): add --get-mismatch-metrics, so that the old pass runs"
+        raise NoOldError(
+            "rollout_data: log_probs is missing (old): add --get-mismatch-metrics, so that the old pass runs, or this "
+            "rank is not on the last pipeline stage"
         )
     rows.refuse_misspelt(data, (*NEEDED, *OPTIONAL), "rollout_data")
     names = [*NEEDED, *(name for name in OPTIONAL if data.get(name) is not None)]
@@ -117,7 +119,8 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
         raise ValueError(f"rollout_data: {name}: expected a list over responses, got {type(values).__name__}")
     if name == "rollout_routed_experts":
         return list(values)
-    return [value.tolist() if isinstance(value, (torch.Tensor, np.ndarray)) else value for value in values]
+    # A reward stands here as its function returned it, which may be a scalar of NumPy.
+    return [value.tolist() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value for value in values]
 
 
 FORMAT = Format(

@@ -1,7 +1,11 @@
-"""Torch files of several frameworks, read without running their code (`weights_only`); NumPy arrays are allowed."""
+"""Torch files of several frameworks, read without running their code (`weights_only`).
+
+NumPy arrays and scalars of bools, integers and floats are allowed.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,25 @@ import torch
 
 from lab.files import RecordError, disk_errors
 
-# Unpickling an array needs only these names: the array and dtype classes, `_reconstruct`, and the dtype's own class.
-_SAFE = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], *{type(np.dtype(t)) for t in "bhilqBHILQfd"}]
+_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+_SCALAR: Any = np.float64(0).__reduce__()[0]
+
+
+def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
+    """NumPy's scalar of these bytes; UnpicklingError if it is no bool, integer or float."""
+    # A forged dtype of objects would have `data` stand for an object, or for its address.
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or not isinstance(data, bytes):
+        raise pickle.UnpicklingError(f"expected a number's bytes, got {type(data).__name__} of {dtype}")
+    return _SCALAR(dtype, data)
+
+
+# Unpickling needs only these names: the array and dtype classes, the dtypes' own classes, `_reconstruct` (of arrays)
+# and `scalar`, whose module NumPy 1 calls numpy.core.
+_SAFE = [
+    np.ndarray, np.dtype, *{type(np.dtype(t)) for t in "?bhilqBHILQefd"},
+    *((call, f"{module}.multiarray.{name}") for module in ("numpy._core", "numpy.core")
+      for call, name in ((_RECONSTRUCT, "_reconstruct"), (_scalar, "scalar"))),
+]  # fmt: skip
 
 
 def content_of(path: Path) -> Mapping[str, Any]:

@@ -9,8 +9,12 @@ log-probabilities, so they say nothing about the engines. A hook adds the traine
   on the right, with an `attention_mask`; `reward_extra_infos_to_dump` takes them into the dump.
 
 Both need `actor_rollout_ref.rollout.calculate_log_probs=True` for `rollout_log_probs`, and have `routed_experts` if R3
-is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the doctor finds no fault.
+is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, without entropies, and the dump is
+refused.
 Both sides' log-probabilities are at the sampling temperature.
+
+`routed_experts` has a row per token; where the engine recorded none verl leaves zeros (`agent_loop.py`): padding, and
+the rows from the last sampled token on, which several tokens of a tool may follow.
 """
 
 from __future__ import annotations
@@ -25,10 +29,7 @@ from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
 NAMES = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
-HOW = {
-    "rollout_log_probs": "set actor_rollout_ref.rollout.calculate_log_probs=True and add it to the dump",
-    "old_log_probs": "add it to the dump (it exists after the old pass)",
-}
+NO_MU = "set actor_rollout_ref.rollout.calculate_log_probs=True"
 
 
 def _is_mine(first: Row) -> bool:
@@ -38,18 +39,22 @@ def _is_mine(first: Row) -> bool:
 def _read(raw: Row, place: str) -> Iterator[Row]:
     missing = [name for name in NAMES if name not in raw]
     if missing:
-        how = "; ".join(f"{name}: {HOW[name]}" for name in missing if name in HOW)
+        how = f" and {NO_MU}" if "rollout_log_probs" in missing else ""
+        # Without the row's place: a column is missing in all rows alike, and equal reasons are one line.
         raise ValueError(
-            f"{place}: verl's dump lacks {', '.join(missing)}; docs/doctor.md has the hook of ten lines that adds them"
-            f"{'; ' + how if how else ''}"
+            f"verl's dump lacks {', '.join(missing)}: add the hook of docs/doctor.md (What to add to verl){how}"
         )
     yield _row(raw, place)
 
 
 def _caveat(trace: Trace) -> str:
-    if not trace.logp_mu.equal(trace.logp_old):  # to the bit, as a copy is
-        return ""
-    return "old_log_probs equal rollout_log_probs everywhere: under bypass_mode verl copies them, and no old pass ran."
+    # Equal to the bit, as a copy is. Entropies are the old pass's: where there are some, it ran, and mu is exact.
+    if trace.entropy_old is None and trace.logp_mu.equal(trace.logp_old):
+        raise ValueError(
+            "old_log_probs: expected those of an old pass, got rollout_log_probs everywhere: no old pass ran: set "
+            "algorithm.rollout_correction.bypass_mode=False for this step"
+        )
+    return ""
 
 
 class VerlLine(pydantic.BaseModel):
@@ -95,9 +100,23 @@ def _row(raw: Row, place: str) -> dict[str, Any]:
     if entropies is not None:
         row["entropy_old"] = [entropies[at] for at in answer]
     if line.routed_experts is not None:
-        # One routing row per token, padding included; the last token is never an input, and its row is filler.
-        row["experts_mu"] = [line.routed_experts[at] for at in there[:-1]]
+        # The last token is never an input, and its row is filler.
+        routes = [line.routed_experts[at] for at in there[:-1]]
+        sampled = [at for at, is_one in enumerate(row["is_response"], row["num_prompt"]) if is_one]
+        last = max(sampled, default=len(there))
+        row["experts_mu"] = [_known(slots_L, at >= last) for at, slots_L in enumerate(routes)]
     return row
+
+
+def _known(slots_L: Any, is_after: bool) -> Any:
+    """A routing row, with -1 in all slots where zeros stand for none; `is_after`: no sampled token follows it."""
+    is_zero = isinstance(slots_L, list) and all(
+        isinstance(slots, list) and slots.count(0) == len(slots) > 0 for slots in slots_L
+    )
+    # Two slots never have one expert; a single one may have expert 0 at every layer.
+    if not is_zero or not (is_after or any(len(slots) > 1 for slots in slots_L)):
+        return slots_L
+    return [[-1] * len(slots) for slots in slots_L]
 
 
 FORMAT = Format(

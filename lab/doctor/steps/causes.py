@@ -20,11 +20,11 @@ GROWN = 1.5
 
 
 def _partly(seen: Seen) -> float:
-    """Requires that the steps' own clues say other weights: truncation or a temperature also lowers the slope."""
+    """Requires that most steps alone look like other weights: routers, truncation and a temperature lower the slope."""
     if "version_left" in seen:
         return 0.0
     is_less = seen.get("slope", 1.0) + 2 * seen.get("slope_error", 0.0) < WHOLE
-    return float(is_less and _grown(seen) > GROWN) * seen.get("other_weights", 0.0)
+    return float(is_less and _grown(seen) > GROWN and seen.get("other_weights", 0.0) > 0.5)
 
 
 def _grown(seen: Seen) -> float:

@@ -104,8 +104,7 @@ class Course:
     @cached_property
     def seen(self) -> dict[str, float]:
         """The clues that span steps, by name."""
-        # Weights that arrive in part are those of no version: the rules for one step may name routers or no cause, too.
-        seen: dict[str, float] = {"other_weights": float(dominant(self.late).name in ("stale", "routing", "unknown"))}
+        seen: dict[str, float] = {"other_weights": self._share_of("stale", "unknown")}
         if self.version is not None:
             of = self.version
             seen |= {"version_left": of.left, "version_draws": of.num_draws}
@@ -120,6 +119,16 @@ class Course:
             seen |= {f"{name}_group": found.group, f"{name}_times": found.times, f"{name}_p": found.p}
         return seen
 
+    def _share_of(self, *names: str) -> float:
+        """The share of the late steps, in [0, 1], whose own strongest cause of the gap is one of these."""
+        strongest = [next(c.name for c in step.diagnosis.strengths if c.explains) for step in self.late]
+        return sum(name in names for name in strongest) / len(strongest)
+
+    @cached_property
+    def joint(self) -> Diagnosis:
+        """The diagnosis of the late steps by their pooled clues."""
+        return joint(self.late, self._refuted)
+
     @cached_property
     def spanning(self) -> list[Cause]:
         """The faults that span steps, in the order of STEPS_CAUSES."""
@@ -127,12 +136,12 @@ class Course:
 
     @property
     def named(self) -> Cause:
-        """The first fault that spans steps, or else the strongest cause over the late steps."""
-        return self.spanning[0] if self.spanning else dominant(self.late, self._refuted)
+        """The first fault that spans steps, or else the cause over the late steps, which may be *undecided*."""
+        return self.spanning[0] if self.spanning else self.joint.named[0]
 
     @property
     def before(self) -> Cause:
-        """The strongest cause over the early steps."""
+        """The cause over the early steps."""
         return dominant(self.early, self._refuted)
 
     @property
@@ -169,20 +178,23 @@ def pooled(steps: Sequence[StepRecord]) -> dict[str, float]:
     }
 
 
-def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
-    """The strongest cause by pooled clues, which err less often than one step's; `refuted` causes have strength 0.
+def joint(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Diagnosis:
+    """The diagnosis by pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
+    seen = pooled(steps)
+    return Diagnosis(seen, weigh(seen, refuted))
 
-    UNKNOWN where no cause has any: a refuted one may have taken all that there is to explain.
-    """
-    found = {cause: 0.0 if cause.name in refuted else s for cause, s in weigh(pooled(steps)).items()}
-    first = max(found, key=lambda cause: found[cause])
-    return first if found[first] > 0 else UNKNOWN
+
+def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
+    """The first cause by pooled clues, or *undecided*."""
+    return joint(steps, refuted).named[0]
 
 
 class Watch:
     """The doctor's record of a run, from traces added in the order of their steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_dense: bool = False) -> None:
+        self.is_dense = is_dense
+        """Whether the model is known to have no routers."""
         self.steps: list[StepRecord] = []
         self.worst: Trace | None = None
         """The trace with the largest finite KL so far, the only one kept."""
@@ -192,7 +204,7 @@ class Watch:
 
     def add(self, trace: Trace) -> StepRecord:
         """Adds a step; ValueError where no token was sampled."""
-        found, view = diagnose(trace), View.of(trace)
+        found, view = diagnose(trace, is_dense=self.is_dense), View.of(trace)
         is_finite = "nonfinite_share" not in found.seen
         gap = view.d_n.abs().mean().item() if is_finite else None
         # Parts of an infinite KL are no shares of it.

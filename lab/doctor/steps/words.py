@@ -11,6 +11,7 @@ from lab.doctor.change_point import FEWEST
 from lab.doctor.diagnosis import TRIED_ON
 from lab.doctor.steps.arrival import FEWEST_DRAWS
 from lab.doctor.steps.course import FIGURES, Course, StepRecord, pooled
+from lab.doctor.undecided import UNDECIDED
 from lab.doctor.words import plain
 from lab.report.style import number
 
@@ -21,6 +22,7 @@ MOST_LINES = 12
 def verdict(course: Course) -> str:
     """The course of the KL and its likely cause, in one sentence."""
     lead = "it looks like" if course.fault else "nothing to fix; it looks like"
+    lead = f"undecided: {lead}" if course.named.name == UNDECIDED.name else lead
     return f"{went(course, 'k3_kl')}; {lead} {looks(course)}."
 
 
@@ -31,9 +33,10 @@ def looks(course: Course) -> str:
         return f"{cause.title}, since step {course.seen['stopped_since']:.0f}"
     if cause.name == "behind":
         return f"weights that are {course.seen['steps_behind']:.0f} steps old".replace(" 1 steps", " 1 step")
-    if course.early and not course.spanning and (before := course.before) is not cause:
-        return f"{cause.title} (before: {before.title})"
-    return cause.title
+    title = course.joint.strength_words if cause.name == UNDECIDED.name else cause.title
+    if course.early and not course.spanning and (before := course.before).name != cause.name:
+        return f"{title} (before: {before.title})"
+    return title
 
 
 def went(course: Course, name: str) -> str:
@@ -64,8 +67,9 @@ def evidence(course: Course, num_shared: int) -> list[str]:
     """The faults that span steps, or the cause as a late step shows it; the figures' courses; the open questions."""
     out = [cause.words(course.seen) for cause in course.spanning]
     if not course.spanning:
-        # Pooled clues named the cause: a step that gives it no strength may lack the clues that its words need.
-        shown = (step for step in reversed(course.late) if step.diagnosis.strengths[course.named] > 0)
+        # Pooled clues named the cause: a step that gives it no strength may lack the clues that its words need. Of
+        # *undecided*, which has no strength, the words are those of all steps.
+        shown = (step for step in reversed(course.late) if step.diagnosis.strengths.get(course.named, 0.0) > 0)
         last = next(shown, None)
         where = "All steps together" if last is None else f"Step {last.number}"
         out.append(f"{where}: {course.named.words(pooled(course.late) if last is None else last.diagnosis.seen)}")
@@ -122,6 +126,7 @@ def as_object(course: Course, num_shared: int) -> dict[str, Any]:
         "verdict": verdict(course),
         "do_first": course.named.fix,
         "fault": None if course.fault is None else course.fault.name,
+        "candidates": [] if course.spanning else [cause.name for cause in course.joint.candidates],
         "changes": changes,
         "over_steps": {name: value for name, value in course.seen.items() if name != "other_weights"},
         "places": [{"group": found.title, "times": found.times, "p": found.p} for found in course.places],

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from lab.doctor import diagnose, dumps
 from lab.doctor.diagnosis import diagnose as diagnose_trace
 from lab.doctor.evidence import gather
 from lab.doctor.importers import load_dump, rows
+from lab.doctor.importers.folders import step_files
 from tests.lab.doctor.test_importers import ROWS
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -224,3 +226,43 @@ def test_skyrls_lines_write_a_dump_that_is_read(tmp_path: Path) -> None:
     dump = load_dump(tmp_path / "global_step_7_training_input.pt")
     assert dump.format == "SkyRL"
     assert gather(dump.trace)["k3_kl"] == pytest.approx(SEEN["k3_kl"])
+
+
+def test_slimes_hook_logs_the_clues_of_the_ranks_that_have_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor-parallel rank of the last stage logs, the same names everywhere; without an old pass none does."""
+    logged: list[Any] = []
+    mpu = SimpleNamespace(get_tensor_model_parallel_rank=lambda: rank)
+    metrics = {"gather_log_data": lambda name, args, step, log: logged.append((name, step, log))}
+    for name, members in {"megatron.core": {"mpu": mpu}, "slime.observability.train_metric_utils": metrics}.items():
+        (module := ModuleType(name)).__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("megatron", "slime", "slime.observability"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    names: dict[str, Any] = {}
+    exec(code("how-to/watch-the-mismatch.md", "slime"), names)
+    rollout = {"tokens": column("tokens"), "loss_masks": MASKS, "rollout_log_probs": column("logp_mu")}
+    data: dict[str, Any] = {name: [torch.tensor(row) for row in rows] for name, rows in rollout.items()}
+    data["response_lengths"] = [len(row) for row in RESPONSES]
+    both = data | {"log_probs": [torch.tensor(row) for row in column("logp_old")]}
+    for rank, batch in ((0, data), (1, both), (0, both)):  # noqa: B007
+        names["watched"](SimpleNamespace(), 7, batch)
+    ((prefix, step, log),) = logged
+    assert (prefix, step) == ("doctor", 7) and log["k3_kl"] == pytest.approx(SEEN["k3_kl"])
+    assert set(log) <= set(SEEN) and not any(map(math.isnan, log.values()))
+    # A rank whose values are not finite has no such clue; slime's mean over ranks needs the same names on all.
+    both["log_probs"] = [torch.full_like(row, -math.inf) for row in both["log_probs"]]
+    names["watched"](SimpleNamespace(), 8, both)
+    assert logged[1][2].keys() == log.keys() and all(map(math.isnan, logged[1][2].values()))
+
+
+def test_slimes_folder_is_the_one_that_the_page_names(tmp_path: Path) -> None:
+    """`--dump-details DIR` writes two folders; the one whose path the section shows has both sides, and is read."""
+    section = (DOCS / "doctor.md").read_text().split("# What to add to slime\n")[1].partition("\n#")[0]
+    (shown,) = set(re.findall(r"firstorder doctor DIR/(\w+)", section))
+    assert f"DIR/{shown}/{{rollout_id}}.pt" in section
+    for folder in (shown, "rollout_data"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(Path(__file__).parent / "written/slime/12.pt", tmp_path / shown)
+    torch.save({"rollout_id": 12, "samples": []}, tmp_path / "rollout_data/12.pt")
+    (step,) = step_files(tmp_path / shown)
+    assert step.number == 12

@@ -2,45 +2,109 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab.doctor import dumps
 from lab.doctor.importers import rows
 from lab.doctor.importers.folders import joined, load_steps, step_files
-from tests.lab.doctor.test_importers import ROWS
+from lab.doctor.steps.arrival import Arrivals
+from lab.doctor.view import View
+from tests.lab.doctor.test_importers import ROWS, write_slime
+
+
+def written(source: Path, target: Path) -> Path:
+    """The file, moved to another name."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return source.rename(target)
 
 
 def test_ranks_of_a_step_are_one_trace(tmp_path: Path) -> None:
     """The files of one step give the responses of all, in order, with the number of the rank; steps are in order."""
-    for step in (10, 9):
-        for rank in (0, 1):
-            source = dumps.prime_rl(tmp_path / "source", ROWS)
-            target = tmp_path / "run" / "token_exports" / f"step_{step}" / f"rank_{rank}.jsonl"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
+    halves, run = {3: ROWS[:3], 5: ROWS[3:]}, tmp_path / "run" / "token_exports"
+    for step, ranks in ((10, (3, 5)), (9, (3, 5)), (11, (5,))):
+        for rank in ranks:
+            written(dumps.prime_rl(tmp_path / "source", halves[rank]), run / f"step_{step}" / f"rank_{rank}.jsonl")
     files = step_files(tmp_path / "run")
-    assert [(step.number, len(step.paths)) for step in files] == [(9, 2), (10, 2)]
-    first, second = load_steps(files)
+    assert [(step.number, len(step.paths)) for step in files] == [(9, 2), (10, 2), (11, 1)]
+    first, second, third = load_steps(files)
     assert (first.trace.step, second.trace.step, first.format, first.is_pi) == (9, 10, "prime-rl", True)
-    assert first.trace.engines is not None and first.trace.engines.tolist() == [0] * len(ROWS) + [1] * len(ROWS)
-    assert first.trace.logp_mu[: len(first.trace.logp_mu) // 2].equal(
-        first.trace.logp_mu[len(first.trace.logp_mu) // 2 :]
+    assert "file" not in first.caveat and torch.equal(first.trace.tokens, rows.trace(ROWS).tokens)
+    for dump, engines in ((first, [3] * 3 + [5] * 3), (third, [5] * 3)):  # where the others wrote nothing, too
+        assert dump.trace.engines is not None and dump.trace.engines.tolist() == engines
+
+
+def write_train(path: Path, given: list[dict[str, Any]]) -> Path:
+    """A rank's file of miles's training dump."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_slime(path, given)
+
+
+RANKS: dict[str, Callable[[Path, int, int, list[dict[str, Any]]], Path]] = {
+    "training": lambda run, step, rank, given: write_train(run / f"{step}_{rank}.pt", given),
+    "policy loss": lambda run, step, rank, given: written(
+        dumps.miles(run / f"{step} {rank}", given), run / f"rank_{rank}_call_{step}.pt"
+    ),
+}
+"""Writers of a rank's file of miles: folder, step, rank and rows."""
+
+
+@pytest.mark.parametrize("kind", RANKS)
+def test_ranks_that_hold_the_same_rows_count_once(kind: str, tmp_path: Path) -> None:
+    """Two data-parallel groups of two tensor-parallel ranks: the rows of ranks 0 and 2, and how many files are left."""
+    hole = [ROWS[0] | {"logp_mu": [math.nan, *ROWS[0]["logp_mu"][1:]]}, *ROWS[1:]]  # nan is not equal to itself
+    for rank, part in enumerate((hole[:3], hole[:3], hole[3:], hole[3:])):
+        RANKS[kind](tmp_path, 7, rank, part)
+    (dump,) = load_steps(step_files(tmp_path))
+    assert dump.trace.engines is not None and dump.trace.engines.tolist() == [0] * 3 + [2] * 3
+    assert torch.equal(dump.trace.logp_old, rows.trace(ROWS).logp_old)
+    assert dump.caveat.endswith(
+        "2 of 4 files of step 7 repeat the rows of another, as tensor-parallel ranks do, and are left out."
     )
 
 
+def test_ranks_before_the_last_pipeline_stage_are_left_out(tmp_path: Path) -> None:
+    """They have no log_probs: those of the last stage are read; where no rank has them, the first file is named."""
+    for rank, part in enumerate((ROWS[:3], ROWS[3:])):
+        write_slime(tmp_path / f"7_{rank}.pt", part, log_probs=None)
+        write_slime(tmp_path / f"7_{rank + 2}.pt", part)
+    (dump,) = load_steps(step_files(tmp_path))
+    assert dump.trace.engines is not None and dump.trace.engines.tolist() == [2] * 3 + [3] * 3
+    lack = "lack log-probabilities of old, as ranks before the last pipeline stage do"
+    assert dump.caveat == f"2 of 4 files of step 7 {lack}, and are left out."
+    for rank in (2, 3):
+        (tmp_path / f"7_{rank}.pt").unlink()
+    with pytest.raises(ValueError, match=r"7_0\.pt: .*--get-mismatch-metrics, .* is not on the last pipeline stage$"):
+        list(load_steps(step_files(tmp_path)))
+
+
+def test_files_without_tokens_share_no_context(tmp_path: Path) -> None:
+    """Neither two ranks of a call nor two calls: each response's tokens are its own, as nobody knows which are."""
+    changed = [row | {"logp_mu": [x - 0.5 for x in row["logp_mu"]]} for row in ROWS]
+    for call in (0, 1):
+        for rank, given in enumerate((ROWS, changed)):
+            RANKS["policy loss"](tmp_path, call, rank, given)
+    steps, arrivals = list(load_steps(step_files(tmp_path))), Arrivals()
+    for dump in steps:
+        view = View.of(dump.trace)
+        assert len(dump.trace) == 2 * len(ROWS) and len(view.context_n.unique()) == len(view)
+        arrivals.add(dump.trace.step, view)
+    assert len(steps) == 2 and arrivals.num_shared == 0
+
+
 def test_parts_joined_are_the_whole() -> None:
-    """A trace cut into responses and joined again is the trace, but for the numbers of the parts."""
+    """A trace cut into responses and joined again is the trace."""
     whole = rows.trace(ROWS)
     parts = [rows.trace([row]) for row in ROWS]
     same = joined([replace(part, num_experts=whole.num_experts) for part in parts])
     for name in ("tokens", "offsets", "num_prompt", "logp_mu", "logp_old", "entropy_old", "experts_mu", "is_response"):
         assert getattr(same, name).equal(getattr(whole, name)), name
-    assert same.engines is not None and same.engines.tolist() == list(range(len(ROWS)))
     with pytest.raises(ValueError, match="entropy_old: expected in all 2 files of the step, got it in 1"):
         joined([parts[0], replace(parts[1], entropy_old=None)])
 

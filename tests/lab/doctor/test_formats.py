@@ -16,7 +16,7 @@ import torch
 from lab.doctor import dumps
 from lab.doctor.importers import FORMATS, columns, load_dump, load_trace, rows
 from lab.doctor.importers.format import Format
-from tests.lab.doctor.test_importers import ROWS, differing, write_jsonl, write_parquet
+from tests.lab.doctor.test_importers import ROWS, differing, write_jsonl, write_parquet, write_slime
 
 NO_ROUTES = {"experts_mu", "experts_old", "layer_numbers", "num_experts"}
 WHOLE = [row | {"is_response": [True] * len(row["logp_mu"])} for row in ROWS]
@@ -69,6 +69,17 @@ def test_what_an_engine_wrote_is_whole_with_the_trainers_side(
         load_dump(path, old=short)
     with pytest.raises(ValueError, match=r"/none\.jsonl: expected at least 1 row"):
         load_dump(path, old=dumps.lines(tmp_path / "none.jsonl", []))
+
+
+@pytest.mark.parametrize("name", [*EVERY, "slime, miles"])
+def test_the_trainers_side_of_another_file_is_taken_instead(name: str, tmp_path: Path) -> None:
+    """A dump of both sides with `--old` has the values of that file; with one that is missing it is refused."""
+    other = [row | {"logp_old": [x - 0.5 for x in row["logp_old"]]} for row in ROWS]
+    path = write_slime(tmp_path / "7_0.pt", ROWS) if name not in EVERY else EVERY[name][0](tmp_path, ROWS)
+    trace = load_dump(path, old=dumps.old_side(tmp_path, other)).trace
+    assert torch.equal(trace.logp_old, rows.trace(other).logp_old) and trace.entropy_old is not None
+    with pytest.raises(ValueError, match=r"^cannot read .*none\.jsonl: No such file"):
+        load_dump(path, old=tmp_path / "none.jsonl")
 
 
 def test_miles_takes_pi_where_old_is_mus_own(tmp_path: Path) -> None:

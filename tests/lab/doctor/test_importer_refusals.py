@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from firstorder.cli import main
-from lab.doctor.importers import load_trace
+from lab.doctor import dumps
+from lab.doctor.importers import load_dump, load_trace
 from tests.lab.doctor.test_importers import ROWS, write_jsonl, write_slime
 
 
@@ -22,6 +24,20 @@ def without(*names: str) -> list[dict[str, Any]]:
 
 class Elsewhere:
     """A class that a file must not be able to call."""
+
+
+class Bare:
+    """A dtype of objects, written without the state in which its class would be looked up."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.dtype, ("O",)
+
+
+class Made:
+    """A NumPy scalar of that dtype, as only a forged file has it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.float64(0).__reduce__()[0], (Bare(), b"12345678")
 
 
 def samples(**changes: Any) -> dict[str, Any]:
@@ -46,7 +62,8 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
         "rollout_log_probs is missing", "mu",
     ),
     "slime without an old pass": (
-        lambda d: write_slime(d / "t.pt", ROWS, log_probs=None), "log_probs is missing", "--get-mismatch-metrics",
+        lambda d: write_slime(d / "t.pt", ROWS, log_probs=None), "log_probs is missing",
+        "--get-mismatch-metrics, so that the old pass runs, or this rank is not on the last pipeline stage",
     ),
     "a part of the context": (
         lambda d: write_slime(d / "t.pt", ROWS, log_probs=[torch.zeros(1) for _ in ROWS]),
@@ -63,6 +80,13 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     ),
     "an object": (
         lambda d: torch.save({"samples": [Elsewhere()]}, d / "r.pt") or d / "r.pt", "not loaded", "tensors, arrays",
+    ),
+    "an array of objects": (
+        lambda d: torch.save({"samples": [np.array([1], dtype=object)]}, d / "r.pt") or d / "r.pt",
+        "not loaded", "tensors, arrays",
+    ),
+    "a scalar that is an object": (
+        lambda d: torch.save({"samples": [Made()]}, d / "r.pt") or d / "r.pt", "not loaded", "tensors, arrays",
     ),
     "another dictionary": (
         lambda d: torch.save({"model": 1}, d / "r.pt") or d / "r.pt",
@@ -95,6 +119,43 @@ def test_what_a_dump_lacks_is_one_line_that_says_how_to_add_it(case: str, tmp_pa
         load_trace(write(tmp_path))
     lines = str(caught.value).splitlines()
     assert lines and all(how in line and str(tmp_path) in line for line in lines)
+
+
+@pytest.mark.parametrize("names", [(), ("prompts", "responses", "response_mask", "old_log_probs")])
+def test_what_all_rows_of_verls_dump_lack_is_one_line_that_a_terminal_shows_whole(
+    names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of twenty rows one line, with the section of docs/doctor.md and the option, and nothing cut off its end."""
+    texts = {"input": "a", "output": "b", "gts": "c", "score": 1.0, "step": 1}
+    path = write_jsonl(tmp_path / "1.jsonl", [texts | {name: [1] for name in names}] * 20)
+    assert main(["doctor", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "(What to add to verl)" in error
+    assert error.endswith("actor_rollout_ref.rollout.calculate_log_probs=True\n")
+    assert "### What to add to verl" in (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+
+
+def test_verl_without_an_old_pass_is_refused_and_an_exact_engine_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under bypass_mode old is mu's copy to the bit, and says nothing; with the old pass's entropies, and in our own
+    format, equal bits are an exact engine."""
+    copied = [
+        row
+        | {"logp_old": row["logp_mu"], "experts_old": row["experts_mu"], "is_response": [True] * len(row["logp_mu"])}
+        for row in ROWS
+    ]
+    path = dumps.verl_v1(tmp_path, copied)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    without_pass = [{name: value for name, value in line.items() if name != "entropy"} for line in lines]
+    assert main(["doctor", str(write_jsonl(tmp_path / "bypass.jsonl", without_pass))]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.endswith(
+        "no old pass ran: set algorithm.rollout_correction.bypass_mode=False for this step\n"
+    )
+    for exact in (path, write_jsonl(tmp_path / "ours.jsonl", copied)):
+        assert main(["doctor", str(exact)]) == 0
+        assert "nothing wrong" in capsys.readouterr().out
 
 
 WRONG = [
@@ -131,6 +192,25 @@ def test_a_wrong_type_is_named(name: str, value: Any, words: str, tmp_path: Path
     S, T = len(ROWS[1]["tokens"]), len(ROWS[1]["logp_mu"])
     wanted = words if name.startswith("experts") else words.format(S=S, T=T)
     assert str(caught.value).startswith(f"{path}: line 2: {wanted}") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("t.pt", {"old": Path("nosuch.jsonl")}, "^cannot read nosuch.jsonl: No such file"),
+        ("t.pt", {"columns": {"tokens": "ids"}}, r"/t\.pt: --columns: expected .jsonl, .parquet or .safetensors, got"),
+        ("t.safetensors", {"old": Path("no.jsonl")}, r"--old: expected none with a trace of ours, .*, got no\.jsonl$"),
+    ],
+)
+def test_an_option_that_does_not_fit_the_file_is_one_line(
+    name: str, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """--columns of a torch file, --old of a trace, which has both sides, and --old of a file that is not there."""
+    path = write_slime(tmp_path / "t.pt", ROWS)
+    load_trace(path).save(tmp_path / "t.safetensors")
+    with pytest.raises(ValueError, match=words) as caught:
+        load_dump(tmp_path / name, **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_unsigned_counts_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import zipfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -94,6 +95,17 @@ def write_slime(path: Path, rows: list[dict[str, Any]], **changes: Any) -> Path:
     return path
 
 
+def renamed(path: Path, module: str, other: str) -> None:
+    """Writes the torch file again with another module's name in its pickle."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for info, data in members.items():
+            is_pickle = info.filename.endswith("data.pkl")
+            name = f"c{other}\n".encode()
+            archive.writestr(info.filename, data.replace(f"c{module}\n".encode(), name) if is_pickle else data)
+
+
 def differing(a: Trace, b: Trace) -> set[str]:
     """The fields in which two traces differ."""
     pairs = {f.name: (getattr(a, f.name), getattr(b, f.name)) for f in fields(Trace)}
@@ -171,6 +183,41 @@ def test_the_collector_is_off_while_reading_and_as_it_was_after(
 def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
     """A layer of nothing but expert 0 is no MoE layer; those that are left keep their own numbers."""
     assert load_trace(write_slime(tmp_path / "train.pt", ROWS)).layer_numbers == (1, 2, 3)
+
+
+@pytest.mark.parametrize("num_slots", [K, 1])
+def test_rows_that_verl_did_not_record_are_unknown(num_slots: int, tmp_path: Path) -> None:
+    """Its zeros from the last sampled token on are no expert 0; with one slot a row before that may well be."""
+    cut = [row | {"experts_mu": [[ids[:num_slots] for ids in s] for s in row["experts_mu"]]} for row in ROWS]
+    long = max(range(len(cut)), key=lambda b: len(cut[b]["logp_mu"]))
+    T, routes = len(cut[long]["logp_mu"]), cut[long]["experts_mu"]
+    cut[long] |= {"is_response": [t < T - 2 for t in range(T)], "reward": 0.0}  # it ends on a tool's two tokens
+    nothing, unknown = ([[value] * num_slots] * L for value in (0, -1))
+    # The last token is no input; those before it are the other one of the tool and the last sampled one.
+    verl = [row | {"experts_mu": [*routes[:-2], nothing, nothing]} if b == long else row for b, row in enumerate(cut)]
+    ours = [row | {"experts_mu": [*routes[:-2], unknown, unknown]} if b == long else row for b, row in enumerate(cut)]
+    assert (nothing in routes) == (num_slots == 1)
+    found = load_trace(write_verl(tmp_path / "12.jsonl", verl))
+    both = [row | {"experts_old": row["experts_mu"]} for row in ours]
+    wanted = load_trace(write_jsonl(tmp_path / "ours.jsonl", both))
+    assert "experts_mu" not in differing(found, wanted) and found.record_mu is not None
+
+
+NUMBERS = {
+    "rewards": [kind(row["reward"]) for kind, row in zip((np.float64, np.float32, np.float16) * 2, ROWS, strict=True)],
+    "response_lengths": [np.int64(len(row["logp_mu"])) for row in ROWS],
+    "loss_masks": [np.array(row["is_response"]) for row in ROWS],
+    "extra": [np.bool_(True)] * len(ROWS),
+}
+"""Values of NumPy, as a reward function may return them."""
+
+
+@pytest.mark.parametrize("module", ["numpy._core", "numpy.core"])
+def test_numbers_of_numpy_are_numbers(module: str, tmp_path: Path) -> None:
+    """Scalars and arrays of bools, as NumPy 2 writes them and as NumPy 1 does, are read as Python's own."""
+    path = write_slime(tmp_path / "train.pt", ROWS, **NUMBERS)
+    renamed(path, "numpy._core.multiarray", f"{module}.multiarray")
+    assert not differing(load_trace(path), load_trace(write_slime(tmp_path / "plain.pt", ROWS)))
 
 
 def lacking(side: str, layers: list[int], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstorder.cli import main
-from lab.doctor import undecided
+from lab.doctor import dumps, undecided
 from lab.doctor.causes import CAUSES, UNKNOWN, Cause
-from lab.doctor.diagnosis import Diagnosis
-from lab.doctor.importers import rows
+from lab.doctor.diagnosis import Diagnosis, diagnose
+from lab.doctor.importers import load_dump, rows
 from lab.doctor.reliability import BINS, bin_of, share_right
 from lab.doctor.steps.course import Course, StepRecord
 from lab.doctor.steps.page import Ward, render
-from lab.doctor.undecided import CHECKS, COARSE, DECIDED, LEAST_WHOLE, MOST_WHOLE, TRY, between, candidates
+from lab.doctor.undecided import (
+    CHECKS,
+    COARSE,
+    DECIDED,
+    LEAST_WHOLE,
+    MOST_WHOLE,
+    ROUTES_FIRST,
+    TRY,
+    between,
+    candidates,
+)
 from lab.traces import Trace
 from tests.lab.doctor.patients import draw_rows, with_experts
 from theory.streams import stream
 
-SEEN = {"flips_per_size": 0.2, "k3_kl": 1e-3, "size": 0.3, "num_tokens": 4000.0}
+BARE = {"k3_kl": 1e-3, "size": 0.3, "num_tokens": 4000.0}
+"""The clues of a dump without the experts of one side or both."""
+SEEN = BARE | {"flips_per_size": 0.2, "router_disagreement": 0.06}
 BY_NAME = {cause.name: cause for cause in (*CAUSES, UNKNOWN)}
 
 
@@ -53,11 +66,70 @@ def test_other_weights_and_a_coarse_format_are_candidates_at_a_whole_unit(name: 
         assert names({**SEEN, "size": size}, routing=0.95) == []
 
 
-@pytest.mark.parametrize("seen", [{**SEEN, "k3_kl": 1e-7}, {k: v for k, v in SEEN.items() if k != "flips_per_size"}])
-def test_harmless_rounding_and_traces_without_experts_are_not_undecided(seen: dict[str, float]) -> None:
-    """No strength was counted on the latter, and the former needs no decision."""
+@pytest.mark.parametrize("seen", [{**SEEN, "k3_kl": 1e-7}, {**BARE, "k3_kl": 1e-7}, {**BARE, "is_dense": 1.0}])
+def test_harmless_rounding_and_dense_models_are_not_undecided(seen: dict[str, float]) -> None:
+    """The former needs no decision; the latter have no routers, and no strength was counted on them."""
     assert names(SEEN, precision=0.4, stale=0.3) == ["precision", "stale"]
     assert names(seen, precision=0.4, stale=0.3) == []
+
+
+@pytest.mark.parametrize(("given", "size", "wanted"), [
+    ({"precision": 0.99}, 0.3, ["precision", "routing"]),
+    ({"precision": 0.65, "stale": 0.35}, 0.3, ["precision", "stale", "routing"]),
+    ({"stale": 0.9}, 0.3, ["stale", "routing"]),
+    ({"wrong_weights": 0.96}, 3.0, ["wrong_weights", "routing"]),
+    ({"wrong_weights": 0.96}, 1.0, ["wrong_weights", "precision", "routing"]),
+    ({"unknown": 0.5, "stale": 0.2, "precision": 0.1}, 0.3, ["stale", "routing"]),
+    ({"switched": 0.5, "precision": 0.4}, 0.3, ["switched", "precision", "routing"]),
+    ({"routing": 0.5, "precision": 0.4}, 0.3, ["routing", "precision"]),
+    ({"routing": 0.8, "precision": 0.2}, 0.3, []),
+    ({"temperature": 0.99}, 0.3, []),
+])  # fmt: skip
+def test_routers_are_a_candidate_where_the_experts_of_one_side_are_missing(
+    given: dict[str, float], size: float, wanted: list[str]
+) -> None:
+    """Beside all that they look like, however strong; not beside a clear cause of another kind."""
+    assert names(BARE | {"size": size}, **given) == wanted
+    assert names(BARE | {"size": size, "is_dense": 1.0}, **given) == []
+
+
+WIDE = Path(__file__).parents[3] / "results/on_gpu/wide_bf16.safetensors"
+"""A trace of an H200, of whose KL R3 removes 95 % (docs/on-gpu.md)."""
+
+
+@pytest.mark.parametrize("write", [dumps.verl_v1, dumps.nemo_rl, dumps.trl, dumps.skyrl])
+def test_no_framework_hides_routers(write: Callable[[Path, dumps.Rows], Path], tmp_path: Path) -> None:
+    """A real trace whose gap comes through the routers has them among its causes in every framework's format."""
+    trace = Trace.load(WIDE)
+    assert diagnose(trace).named[0].name == "routing"
+    found = diagnose(load_dump(write(tmp_path, dumps.rows_of(trace))).trace)
+    assert "routing" in {cause.name for cause in (*found.named, *found.candidates)} and found.share_right is None
+    assert found.named[0].name in ("routing", "undecided")
+
+
+def test_the_first_line_says_that_the_dump_cannot_tell_and_the_second_which_experiment_can() -> None:
+    """Both titles without a strength, as none was counted; then replay, or old's experts; --model for a dense model."""
+    found = Diagnosis(BARE, strengths(precision=0.99))
+    first, second, *rest = found.lines()
+    titles = f"{BY_NAME['precision'].title} or {BY_NAME['routing'].title}"
+    assert first == f"undecided: it looks like {titles} (without the experts of both sides this dump cannot tell)."
+    assert second == f"Do first: {ROUTES_FIRST} {CHECKS['precision']}" and second.startswith(
+        "Do first: Replay mu's experts"
+    )
+    assert any("Without the experts of both sides" in line for line in rest) and found.share_right is None
+
+
+@pytest.mark.parametrize(("strength", "wanted"), [
+    (0.9, ["sampler_mask", "undecided"]), (0.5, ["undecided", "sampler_mask"]), (0.1, ["undecided"]),
+])  # fmt: skip
+def test_a_fault_of_the_sampler_is_named_beside_the_candidates(strength: float, wanted: list[str]) -> None:
+    """First if it is sure, as it competes with no cause of a gap; and its clues are in the report."""
+    given = strengths(precision=0.99, sampler_mask=strength)
+    order = sorted(given, key=lambda cause: (cause.explains or given[cause] < DECIDED, -given[cause]))
+    found = Diagnosis(BARE | {"surprise_gap": -0.1}, {cause: given[cause] for cause in order})
+    assert [cause.name for cause in found.named] == wanted
+    assert sum("undecided: " in line for line in found.lines()) == 1
+    assert any("Tokens are by 0.1 nats" in line for line in found.lines()) == (len(wanted) == 2)
 
 
 def test_an_undecided_diagnosis_names_both_in_its_first_line() -> None:
@@ -86,11 +158,11 @@ def test_a_run_with_an_undecided_step_has_its_page() -> None:
 def test_what_is_said_is_of_the_two(first: str, second: str, is_coarse: bool) -> None:
     """Both titles, the clues of both once each, a trial of each or its fix; coarse formats where they may be meant."""
     pair = BY_NAME[first], BY_NAME[second]
-    cause = between(*pair)
+    cause = between(pair, SEEN)
     told = cause.words(SEEN)
     assert all(one.title in told and CHECKS.get(one.name, one.fix) in cause.fix for one in pair)
     assert told.endswith(COARSE) == is_coarse
-    assert cause.fix.endswith(TRY) and TRY not in between(*pair, is_tried=True).fix
+    assert cause.fix.endswith(TRY) and TRY not in between(pair, SEEN | {"replay_removes": 0.5}).fix
     assert set(cause.shows) == {*pair[0].shows, *pair[1].shows} and len(set(cause.shows)) == len(cause.shows)
 
 
