@@ -56,7 +56,7 @@ def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> N
 def test_one_queue_at_a_time_works_on_a_results_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one holds it, a second is one line that names the folder, before any run; what only reads goes on."""
+    """While one holds it, a second is one line with the folder, before any run; commands that only read still work."""
     monkeypatch.setattr(queue, "work", lambda *a, **k: pytest.fail("a run was begun"))
     (tmp_path / "cells.jsonl").touch()
     words = ["reproduce", "11", "--regime", "stress", "--results", str(tmp_path)]

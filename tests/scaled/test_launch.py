@@ -101,6 +101,18 @@ def test_nodes_and_gpus_are_the_plans(capsys):
     assert nodes * gpus >= cluster["gpus_needed"]
 
 
+def test_files_that_are_not_here_are_named(capsys):
+    """A recipe's model and problems that this machine lacks are a line on stderr, and the script is written."""
+    words = ["--model.path", "no/model", "--task.path", __file__, "--task.held_out_path", "no/rows.jsonl"]
+    assert main(["launch", CONFIG, "--kind", "slurm", *words]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        out.startswith("#!")
+        and err.startswith("not on this machine: no/model, no/rows.jsonl; ")
+        and err.count("\n") == 1
+    )
+
+
 def test_slurm_options_are_there_only_if_given(capsys):
     """Partition, account, time and container come from the caller; nothing of any machine is in the script."""
     plain = launch(capsys, CONFIG, "--kind", "slurm")

@@ -289,6 +289,18 @@ def test_a_forged_second_seed(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "got the same checkpoints/step-000002/state.json in run/" in refused(capsys, one, forged)
 
 
+def test_a_run_that_was_continued_elsewhere_says_so(here: Path) -> None:
+    """A later process on another commit is in the evidence; one that differs in nothing is not."""
+    run = RunFolder(folder_of("run", 0))
+    for later in ({}, {"commit": "0" * 40}):
+        run.write_manifest(run.manifest() | {"resumed": [{"time": "2026-01-01T00:00:00Z", **later}]})
+        assert main(["promote", "runs/run", "--to", "target.yaml", "--out", f"new-{len(later)}.yaml"]) == 0
+        result = load(f"new-{len(later)}.yaml", [], Schemas())
+        assert isinstance(result, ScaledRun) and result.evidence is not None
+        told = [line for line in result.evidence.unknown if "it was continued with another" in line]
+        assert [line.endswith("with another commit than it began with.") for line in told] == [True] * len(later)
+
+
 def test_a_run_without_hashes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is refused, unless the reason is put on record; what is not known then is in the evidence."""
     folder = folder_of("run", 0)
