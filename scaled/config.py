@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from lab.config.algorithm import refuse_truncation
 from lab.config.run import CheckpointBlock, RunConfig
-from lab.strict import Strict
+from lab.strict import ConfigError, Strict
 from scaled.cluster_config import ClusterBlock, LimitsBlock, ScheduleBlock
 from scaled.evidence import Evidence
 
@@ -266,6 +266,15 @@ class ScaledRun(RunConfig):
     def takes_turns(self) -> bool:
         """Whether engines sleep while ranks train on the same GPUs."""
         return self.cluster.placement == "colocated" and self.schedule.steps_off == 0
+
+    def require_shared_gpus(self) -> None:
+        """Raises ConfigError where colocated engines need more GPUs than the ranks have; on CPUs it does not matter."""
+        ranks, engines, width = self.training.num_ranks, self.rollout.num_engines, self.rollout.tensor_parallel
+        if self.cluster.placement == "colocated" and engines * width > ranks:
+            raise ConfigError(
+                f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
+                f"{engines} engines x tensor_parallel {width} = {engines * width}"
+            )
 
     @model_validator(mode="after")
     def _batch_divides(self) -> ScaledRun:

@@ -160,11 +160,7 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
             places["engine", i] = Place(ranks + i)
         return [{"CPU": 1.0} for _ in range(ranks + engines)], places
     is_colocated = config.cluster.placement == "colocated"
-    if is_colocated and engines * width > ranks:
-        raise ValueError(
-            f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
-            f"{engines} engines x tensor_parallel {width} = {engines * width}"
-        )
+    config.require_shared_gpus()
     size = unit(config, node_gpus)
     num_units = -(-ranks // size)
     # A CPU for each rank, and one for each engine that lies over some of them.

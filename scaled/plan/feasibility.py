@@ -90,12 +90,7 @@ def check_places(config: ScaledRun) -> None:
     """Raises ConfigError where the cluster has too few GPUs, or where one engine would span two machines."""
     cluster, need = config.cluster, gpus_needed(config)
     have = cluster.num_nodes * cluster.gpus_per_node
-    engines, width, ranks = config.rollout.num_engines, config.rollout.tensor_parallel, config.training.num_ranks
-    if cluster.placement == "colocated" and engines * width > ranks:
-        raise ConfigError(
-            f"rollout.num_engines: expected at most training.num_ranks = {ranks} GPUs for colocated engines, got "
-            f"{engines} engines x tensor_parallel {width} = {engines * width}"
-        )
+    config.require_shared_gpus()
     if need > have:
         raise ConfigError(
             f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "

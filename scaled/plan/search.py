@@ -131,7 +131,7 @@ def search(
 def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
     """(placement, ranks, GPUs of engines): all GPUs for both in turn, or a quarter to three quarters for ranks."""
     all_gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
-    # A run refuses colocated engines that sample ahead (`checks.check_config`).
+    # A run refuses colocated engines that sample ahead (`conditions.check_settings`).
     if config.schedule.steps_off == 0:
         yield "colocated", all_gpus, all_gpus
     for quarters in (1, 2, 3):

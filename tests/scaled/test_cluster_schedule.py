@@ -13,6 +13,8 @@ from ray.util.placement_group import PlacementGroup
 
 from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load, to_yaml
+from lab.interrupts import Interrupted
+from lab.records import RunFolder
 from lab.strict import ConfigError
 from scaled import session
 from scaled.cluster import rollout_group, usage
@@ -155,6 +157,35 @@ def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pyte
     with pytest.raises(OSError, match="no space"):
         one._finish(checkpoints)
     assert events[2:] == ["hashes"]
+
+
+def test_an_interrupted_run_does_not_wait_for_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Engines end before the schedule is closed, which would wait for what they are sampling."""
+    events: list[str] = []
+
+    def interrupt(*given: Any) -> None:
+        raise Interrupted(15)
+
+    schedule = SimpleNamespace(start=interrupt, close=lambda: events.append("schedule"))
+    monkeypatch.setattr(session.Session, "probe", lambda self: None)
+    monkeypatch.setattr(session.Session, "schedule", lambda self, *parts: schedule)
+    monkeypatch.setattr(session, "Checkpoints", lambda *parts: SimpleNamespace(abandon=lambda: None))
+    monkeypatch.setattr(session, "RunRecorder", lambda *parts: None)
+    one = object.__new__(session.Session)
+    one.config = SimpleNamespace(
+        name="name",
+        num_steps=1,
+        checkpoint=SimpleNamespace(keep=1, asynchronous=None),
+        logging=SimpleNamespace(loggers=()),
+    )
+    one.folder = RunFolder(tmp_path)
+    one.interruptions = SimpleNamespace(resume=lambda step: None)
+    one.task = SimpleNamespace(tokenizer=SimpleNamespace(decode=None))
+    engines = object.__new__(RolloutGroup)
+    engines.close = lambda: events.append("engines")
+    with pytest.raises(Interrupted):
+        one._steps(object.__new__(TrainingGroup), engines, "none")
+    assert events == ["engines", "schedule"]
 
 
 def test_an_engine_returns_to_its_gpus() -> None:

@@ -153,8 +153,10 @@ def test_each_misfit_has_a_line_with_its_way_out(capsys):
     training, rollout = err.splitlines()
     assert code == 2 and training.startswith("error: training: ") and rollout.startswith("error: rollout: ")
     assert re.search(r"; fits with training\.recompute selective \(", training)
-    ways = re.search(r"; fits with rollout\.max_num_seqs \d+ \([\d.]+ GiB\)", rollout)
-    assert ways and "num_ranks" not in training
+    assert re.search(r"; fits with rollout\.max_num_seqs \d+ \([\d.]+ GiB\)", rollout)
+    few = ("--training.num_ranks", "4", "--training.expert_parallel", "4", "--rollout.num_engines", "2")
+    _, _, err = plan(capsys, *few, "--cluster.num_nodes", "1")
+    assert "GiB" in err and "training.num_ranks" not in err  # 16 ranks would fit, but not on 8 GPUs
 
 
 def test_a_sandbox_config_is_refused(capsys):
