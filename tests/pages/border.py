@@ -41,7 +41,7 @@ def block(text: str) -> str:
         "- **Off policy, R3 and the token weight prevent most collapses** (counts, exploratory). With eight updates\n"
         f"  per rollout and the largest gap, training collapsed in {bare} runs without a remedy, {r2} with R2,\n"
         f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. At one update per rollout\n"
-        f"  the weight lowers accuracy (claim 46: {claims['46']}). {tried.replace('`', '')}:\n"
+        f"  the weight lowers accuracy (claim 46: {claims['46']}). {tried.replace('`', '')};\n"
         f"  half of the runs without a remedy collapse at {name} = {border} ({low} to {high}),\n"
         "  N being the updates per rollout; [where training breaks](docs/border.md).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
