@@ -71,7 +71,8 @@ PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/borde
 
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed if its last quarter is below
 half of its highest level, the one before training included; the number of collapsed runs is below the accuracy, unless
-it is 0. Grey: not run yet.*
+it is 0. Grey: not run yet. On the site, [every run of it](border-map.html) is a curve to click, with the command that
+makes it again.*
 """
 
 STALE_WEIGHTS = """## A gap without an error

@@ -1,9 +1,13 @@
-"""docs/border.md, its pictures and its lines in the README; `python -m tests.pages.border` writes all from the rows."""
+"""docs/border.md, its pictures, its map to click and its lines in the README.
+
+`python -m tests.pages.border` writes all of it from the rows.
+"""
 
 from __future__ import annotations
 
 import re
 
+from sandbox.border.explorer import explorer
 from sandbox.border.page import markdown
 from sandbox.border.pictures import gains, phase_diagram, svg
 from sandbox.border.table import places, runs, where
@@ -14,15 +18,15 @@ from tests.pages.study import ROOT, Part
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
+(BORDER,) = (one for one in REGIMES if one.name == "border")
 STUDY = range(36, 51)
 """Numbers of the claims that the study tests; those that repeat one of them belong to it, too."""
 
 
 def page() -> str:
     """docs/border.md."""
-    (regime,) = (one for one in REGIMES if one.name == "border")
     own = [one for one in found() if {one.claim.number, one.claim.repeats} & set(STUDY)]
-    return markdown(kept(), regime, own, waiting_text(found()))
+    return markdown(kept(), BORDER, own, waiting_text(found()))
 
 
 def block(text: str) -> str:
@@ -58,17 +62,21 @@ def _collapsed(text: str) -> dict[str, str]:
     return dict(reversed(re.findall(r"^\| ([\w, ]+) \| (\d+ of \d+) \|", text, re.MULTILINE)))
 
 
+def map_to_click() -> str:
+    """docs/border-map.html."""
+    return explorer(kept(), BORDER)
+
+
 def pictures() -> dict[str, str]:
     """File name to SVG text: the phase diagram, and the gain of each remedy by N."""
-    (regime,) = (one for one in REGIMES if one.name == "border")
-    table = runs(kept(), regime)
-    grpo = where(table, preset="grpo")
+    grpo = where(runs(kept(), BORDER), preset="grpo")
     return {"border.svg": svg(phase_diagram(places(grpo))), "border-gains.svg": svg(gains(grpo))}
 
 
 if __name__ == "__main__":
     text = page()
     (DOCS / "border.md").write_text(text, encoding="utf-8")
+    (DOCS / "border-map.html").write_text(map_to_click(), encoding="utf-8")
     PART.write(block(text))
     for name, text in pictures().items():
         (DOCS / "images" / name).write_text(text, encoding="utf-8")

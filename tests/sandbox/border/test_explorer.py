@@ -1,0 +1,85 @@
+"""The page of the map to click has every run once, and its commands make those runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from lab.config.load import NOT_HASHED, load
+from sandbox.border.explorer import SEED, command, explorer
+from sandbox.border.table import runs
+from sandbox.claims import REGIMES
+from sandbox.claims.border_arms import GAPS, NORMS, REMEDIES, at
+from sandbox.config import SandboxRun
+from sandbox.ledger.cells import cell, key
+from sandbox.ledger.course import collapse_step, collapsed
+from tests.pages.study import ROOT
+
+(BORDER,) = (one for one in REGIMES if one.name == "border")
+SEEDS = (104, 105, 106)
+
+
+@pytest.mark.parametrize("preset", NORMS)
+def test_a_command_makes_the_run_of_its_cell(preset: str) -> None:
+    """Its options, read as the command line reads them, give the config of the ledger's cell, compiled."""
+    # A config refuses Pr3 beside stale weights, so that place has no runs.
+    known = [(gap, remedy) for gap in GAPS for remedy in REMEDIES if (gap, remedy) != ("stale", "Pr3")]
+    for (gap, remedy), n in itertools.product(known, (1, 8)):
+        program, verb, file, *words = shlex.split(command(BORDER, gap, remedy, n, preset).replace(SEED, "117"))
+        assert (program, verb) == ("firstorder", "train")
+        made = load(ROOT / file, words, {"sandbox": SandboxRun})
+        asked = cell(BORDER, at(gap, remedy, n, preset), 117)
+        fields = [one.model_dump(exclude={"compile", *NOT_HASHED}) for one in (made, asked.config)]
+        assert fields[0] == fields[1] and made.name == asked.config.name and made.compile is True
+
+
+def test_the_page_has_every_run_once() -> None:
+    rows = {row["cell"]: row for row in _rows()}
+    data = _data(explorer(rows, BORDER))
+    assert len(runs(rows, BORDER)) == len(rows)
+    shown = [(id_, run["seed"]) for id_, place in data["places"].items() for run in place["runs"]]
+    assert sorted(shown) == sorted((id_, seed) for id_ in ("grpo/none/r0.5/8", "grpo/R3/r0.5/4") for seed in SEEDS)
+    for row in rows.values():
+        n = 8 if row["arm"].endswith("N8") else 4
+        place = data["places"][f"grpo/{'none' if n == 8 else 'R3'}/r0.5/{n}"]
+        (run,) = (one for one in place["runs"] if one["seed"] == row["seed"])
+        start = collapse_step(row)
+        assert run["fell"] == (None if start is None else start * n)
+        assert run["accuracy"] == [[step * n, value] for step, value in row["evaluations"]]
+        assert run["kl"] == [[80 * (i + 1), 0.25] for i in range(5)]
+        fell = sum(collapsed(other) for other in rows.values() if other["arm"] == row["arm"])
+        assert (place["n"], place["fell"]) == (len(SEEDS), fell)
+
+
+def test_cells_that_equal_another_by_construction_show_it() -> None:
+    rows = {row["cell"]: row for row in _rows(n=1)}
+    data = _data(explorer(rows, BORDER))
+    assert {data["same"][f"grpo/{name}/r0.5/1"] for name in ("R2", "Pr2")} == {"grpo/none/r0.5/1"}
+    assert data["same"]["grpo/Pr3/r0.5/1"] == "grpo/R3/r0.5/1"
+    assert not data["same"].keys() & data["places"].keys()
+
+
+def _data(page: str) -> dict[str, Any]:
+    ((text,),) = [re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)]
+    return json.loads(text)
+
+
+def _rows(n: int | None = None) -> list[dict[str, Any]]:
+    """Made-up rows of two places, three seeds each: one of those of the first place collapses, at its last quarter."""
+    found = []
+    for remedy, degree in (("none", n or 8), ("R3", n or 4)):
+        arm = at("r0.5", remedy, degree)
+        steps = 400 // degree
+        for seed in SEEDS:
+            late = 0.0 if remedy == "none" and seed == SEEDS[1] else 0.25
+            found.append({
+                "cell": key(BORDER, arm, seed), "regime": "border", "arm": arm.name, "seed": seed, "num_steps": steps,
+                "evaluations": [[i * steps // 4, 0.25 if i < 3 else late] for i in range(5)],
+                "first": {}, "series": {"rollout_corr/k3_kl": [0.25] * 5},
+            })  # fmt: skip
+    return found
