@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from firstorder.options import Debug, PrintConfig, Progress, StudyProgress, require_folder_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,16 +22,12 @@ def audit(
     config: Annotated[
         str, typer.Argument(metavar="CONFIG_OR_RECORDS", help="YAML file of an audit, or the folder of a finished one.")
     ],
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
-    ] = False,
+    print_config: PrintConfig = False,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Also write the comparison of `compare:` there, as Markdown.")
     ] = None,
-    progress: Annotated[
-        Literal["bar", "lines", "none"], typer.Option(help="A live bar, lines (for logs), or nothing.")
-    ] = "bar",
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    progress: StudyProgress = "bar",
+    debug: Debug = False,
 ) -> None:
     """Compare the expected gradient of objectives with the true gradient of the expected reward.
 
@@ -47,35 +45,27 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
     command continues a killed audit after its last case.
     """
-    from firstorder.casework import stored_config, write_page
-    from firstorder.options import require_folder_of
-    from firstorder.train import split
+    from firstorder.casework import named, write_page
     from lab.audit.records import FILE, PAGE, read
-    from lab.casebook import newest
     from lab.config.load import to_yaml
     from lab.files import atomic_write
-    from lab.records import RunFolder
     from lab.strict import ConfigError
 
     require_folder_of("--markdown", markdown)
-    finished = newest(Path(config), FILE) if Path(config).is_dir() else None
-    if finished is None:
-        audit_config = _config(*split([config, *context.args]))
-    else:
-        audit_config = _config(str(stored_config(finished, context.args)), [])
+    path, overrides, folder = named(config, context.args, FILE)
+    audit_config = _config(path, overrides)
     if print_config:
         typer.echo(to_yaml(audit_config), nl=False)
         return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
-    folder = _run(audit_config, progress) if finished is None else RunFolder.open(finished.parent)
+    folder = folder or _run(audit_config, progress)
     frame = read(folder.path / FILE)
     _show(frame)
     # Only now: the tables need no plotly, and are on the screen before it is imported.
     from lab.audit.page import render
 
-    page = folder.path / PAGE
-    write_page(page, partial(render, audit_config), frame)
+    page = write_page(folder, PAGE, partial(render, audit_config), frame)
     if markdown is not None:
         from lab.audit.study import study
 
@@ -95,10 +85,10 @@ def _config(path: str, overrides: list[str]) -> AuditConfig:
     return load_config(path, overrides, sandbox)
 
 
-def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunFolder:
+def _run(config: AuditConfig, progress: Progress) -> RunFolder:
     """The folder of the records, with every case enumerated; a former call's cases are kept."""
     from firstorder.casework import enumerated
-    from lab.audit import records
+    from lab.audit.records import FILE, write
     from lab.audit.run import audit as enumerate_all
 
     builders = {}
@@ -106,7 +96,7 @@ def _run(config: AuditConfig, progress: Literal["bar", "lines", "none"]) -> RunF
         from sandbox.exact.cases import moe_cases
 
         builders = {"moe": moe_cases}
-    return enumerated(config, records, partial(enumerate_all, config, builders), progress)
+    return enumerated(config, FILE, write, partial(enumerate_all, config, builders), progress)
 
 
 def _show(frame: pd.DataFrame) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from firstorder.options import Debug, require_folder_of
+
 
 def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads that either side may use.")] = 1,
@@ -17,7 +19,7 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response, at most 52.")] = 32,
     compile: Annotated[bool, typer.Option("--compile", help="Our side with compiled kernels (compile: true).")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Also write every measured time there.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Time the pieces of a global step, side by side with transformers, and the cost of routing replay.
 
@@ -32,7 +34,6 @@ def bench(
       firstorder bench --compile
       firstorder bench --threads 2 --rounds 9 --out bench.json
     """
-    from firstorder.options import require_folder_of
 
     require_folder_of("--out", out)
     from rich.console import Console

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from firstorder.options import Debug, SandboxConfig, require_folder_of
+
 
 def calibrate(
     context: typer.Context,
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace, as `firstorder doctor` reads it.")],
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
+    config: SandboxConfig,
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the batch that the fit is measured on.")] = 4,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Also write the engine block there.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Fit the sandbox's engine to a trace: its KL, its F(tau) and its differing routers, jointly.
 
@@ -27,7 +29,6 @@ def calibrate(
       firstorder calibrate slime/train_12_0.pt configs/arithmetic.yaml --out engine.yaml
       firstorder calibrate step-000070.safetensors configs/arithmetic.yaml --algorithm.batch.num_prompts 16
     """
-    from firstorder.options import require_folder_of
     from firstorder.train import split
     from firstorder.worlds import sandbox_run
     from lab.doctor.importers import load_trace

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
+
+from firstorder.options import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,17 +18,6 @@ if TYPE_CHECKING:
 
     from lab.casebook import Recorded, Rows
     from lab.records import RunFolder
-
-Progress = Literal["bar", "lines", "none"]
-
-
-class Records(Protocol):
-    """The module that keeps a study's records."""
-
-    @property
-    def FILE(self) -> str: ...
-    @property
-    def write(self) -> Callable[[RunFolder, pd.DataFrame], Path]: ...
 
 
 class Enumerate(Protocol):
@@ -37,8 +28,14 @@ class Enumerate(Protocol):
     ) -> pd.DataFrame: ...
 
 
-def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, progress: Progress) -> RunFolder:
-    """The folder of the records, with every case enumerated; an unfinished folder is continued."""
+def enumerated(
+    config: Recorded,
+    file: str,
+    write: Callable[[RunFolder, pd.DataFrame], Path],
+    enumerate_all: Enumerate,
+    progress: Progress,
+) -> RunFolder:
+    """The folder of the records, with every case enumerated; one that still lacks `file` is continued."""
     from lab import casebook
     from lab.progress import progress_of
 
@@ -51,7 +48,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
         if shown is not None:
             shown.show(done, words)
 
-    unfinished = casebook.resumable(config, records.FILE)
+    unfinished = casebook.resumable(config, file)
     folder = unfinished or casebook.create(config)
     # Held before the former cases are read, so that no other process adds one in between.
     with folder.hold():
@@ -64,7 +61,7 @@ def enumerated(config: Recorded, records: Records, enumerate_all: Enumerate, pro
             if shown is not None:
                 shown.close()
         # Still held, as this removes the cases (`casebook.write`).
-        records.write(folder, frame)
+        write(folder, frame)
     return folder
 
 
@@ -80,25 +77,35 @@ def print_tables(tables: Iterable[Table]) -> Console:
     return console
 
 
-def write_page(page: Path, render: Callable[[pd.DataFrame, Mapping[str, Any], str], str], frame: pd.DataFrame) -> None:
-    """Writes the page of the records in whose folder it lies."""
+def write_page(
+    folder: RunFolder, name: str, render: Callable[[pd.DataFrame, Mapping[str, Any], str], str], frame: pd.DataFrame
+) -> Path:
+    """Writes the page of that name into the folder of its records, and returns its path."""
     import json
 
     from lab.files import atomic_write
 
-    manifest = json.loads((page.parent / "manifest.json").read_text(encoding="utf-8"))
-    atomic_write(page, render(frame, manifest, (page.parent / "config.yaml").read_text(encoding="utf-8")))
+    manifest = json.loads((folder.path / "manifest.json").read_text(encoding="utf-8"))
+    page = folder.path / name
+    atomic_write(page, render(frame, manifest, (folder.path / "config.yaml").read_text(encoding="utf-8")))
+    return page
 
 
-def stored_config(finished: Path, fields: Sequence[str]) -> Path:
-    """The config of finished records; ConfigError where the command sets a field of it, which no case would follow."""
+def named(config: str, fields: Sequence[str], file: str) -> tuple[str, list[str], RunFolder | None]:
+    """The path of a config and its overrides; of finished records, which have `file`, also their folder.
+
+    ConfigError where the command sets a field of finished records, which no case would follow.
+    """
+    from firstorder.train import split
+    from lab.casebook import newest
+    from lab.records import RunFolder
     from lab.strict import ConfigError
 
+    finished = newest(Path(config), file) if Path(config).is_dir() else None
+    if finished is None:
+        return (*split([config, *fields]), None)
     if fields:
         raise ConfigError(
             f"{fields[0]}: expected no field beside the folder of finished records, got {finished.parent}"
         )
-    return finished.parent / "config.yaml"
-
-
-__all__ = ["Enumerate", "Progress", "Records", "enumerated", "print_tables", "stored_config", "write_page"]
+    return str(finished.parent / "config.yaml"), [], RunFolder(finished.parent)

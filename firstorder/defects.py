@@ -7,18 +7,20 @@ from typing import Annotated
 
 import typer
 
+from firstorder.options import Debug, Draws, SandboxConfig, require_folder_of
+
 
 def defects(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")] = 8,
+    config: SandboxConfig,
+    seeds: Draws = 8,
     rung: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the table; all of them if not given.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.md", help="Also write the page, as Markdown, there.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Measure the effect of each engine defect on a trained model: KL, F(2) and differing routers, at several dials.
 
@@ -30,7 +32,6 @@ def defects(
       firstorder defects configs/demo_scaled/model.yaml --out docs/engine-defects.md
       firstorder defects configs/arithmetic.yaml --seeds 4 --rung exact --rung 'router noise 0.1'
     """
-    from firstorder.options import require_folder_of
     from firstorder.train import split
     from firstorder.worlds import sandbox_run
     from lab.files import atomic_write

@@ -102,13 +102,13 @@ def doctor(
     from lab.doctor.importers.columns import parse
     from lab.doctor.words import plain
 
-    is_log = not where and _is_replay_log(traces)
-    _check_ignored(where, is_log, out=out, old=old, columns=columns, model=model, precision=precision)
+    logs = [] if where else _replay_logs(traces)
+    _check_ignored(where, bool(logs), out=out, old=old, columns=columns, model=model, precision=precision)
     if where:
         _localise(traces, model, precision, as_json, fail_on)
         return
-    if is_log:
-        _replay_log(traces, as_json, fail_on)
+    if logs:
+        _replay_log(logs, as_json, fail_on)
         return
     _check_options(traces, out, old, model)
     failing, names = _failing(fail_on), None if columns is None else parse(columns)
@@ -139,23 +139,22 @@ def _check_ignored(is_localise: bool, is_log: bool, **given: object) -> None:
             raise ConfigError(f"--{name}: expected none with {what}, got {given[name]}")
 
 
-def _is_replay_log(paths: Sequence[Path]) -> bool:
-    """Whether all named files are NeMo-RL's R3 traces; ConfigError where only some are."""
+def _replay_logs(paths: Sequence[Path]) -> list[Path]:
+    """NeMo-RL's R3 traces among these files and in these folders; ConfigError where only some paths have them."""
     from lab.doctor.replay_log import is_log
     from lab.strict import ConfigError
 
-    are_logs = [any(is_log(file) for file in path.iterdir()) if path.is_dir() else is_log(path) for path in paths]
-    if any(are_logs) and not all(are_logs):
-        other = paths[are_logs.index(False)]
+    found = [[file for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if is_log(file)] for path in paths]
+    if any(found) and not all(found):
+        other = paths[found.index([])]
         raise ConfigError(f"expected NeMo-RL's r3_trace files alone, as they hold no log-probabilities, got {other}")
-    return all(are_logs)
+    return [file for files in found for file in files]
 
 
-def _replay_log(paths: Sequence[Path], as_json: bool, fail_on: str) -> None:
-    from lab.doctor.replay_log import is_log, read
+def _replay_log(files: Sequence[Path], as_json: bool, fail_on: str) -> None:
+    from lab.doctor.replay_log import read
 
     _require_any_or_none(fail_on, "NeMo-RL's r3_trace files")
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path]) if is_log(file)]
     log = read(files)
     typer.echo(json.dumps({"replay": log.as_object()}, indent=2) if as_json else "\n".join(log.lines()))
     if log.fault is not None and fail_on != "none":

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firstorder.options import Debug
+
 if TYPE_CHECKING:
     from lab.config.run import RunConfig
     from lab.records import RunFolder
@@ -16,12 +18,12 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="CONFIG_OR_RUN", help="The folder of a run, or a config of the sandbox.")
     ],
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to write the Hugging Face folder.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write the Hugging Face folder.")],
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, metavar="N", help="The step whose checkpoint to export; the newest by default."),
+        typer.Option(min=1, metavar="N", help="The step whose checkpoint to export; the newest by default."),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write a model as a Hugging Face folder (config.json, safetensors) that transformers and vLLM open.
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from firstorder.options import Debug, Progress, SandboxConfig
 
 
 def filter(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")],
+    config: SandboxConfig,
     data: Annotated[str, typer.Argument(metavar="DATA", help="Problems, as the config's task block reads them.")],
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="Responses drawn for each problem.")] = 16,
     max_pass_rate: Annotated[
@@ -18,10 +20,8 @@ def filter(
     min_pass_rate: Annotated[
         float, typer.Option(metavar="RATE", help="Problems solved less often are dropped; this rate itself is kept.")
     ] = 0.0,
-    progress: Annotated[
-        Literal["bar", "lines", "none"], typer.Option(help="A live bar, a line every ten problems, or nothing.")
-    ] = "bar",
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    progress: Annotated[Progress, typer.Option(help="A live bar, a line every ten problems, or nothing.")] = "bar",
+    debug: Debug = False,
 ) -> None:
     """Keep the problems of DATA whose pass rate under a model lies in a band (R3, arXiv 2510.11370, App. J).
 

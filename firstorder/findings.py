@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,14 +92,14 @@ def _ward(folder: Path, label: str, columns: Mapping[str, str] | None, is_dense:
     from lab.doctor.steps.page import Ward
 
     # `watch` keeps figures and the worst trace alone: all traces of a run may be more than memory holds.
-    files, watch, first = step_files(folder, columns), Watch(is_dense), None
-    for dump in load_steps(files, columns):
-        first = first or dump
+    watch, notes = Watch(is_dense), defaultdict[str, list[int]](list)
+    form, unused, is_pi = "", (), False
+    for dump in load_steps(step_files(folder, columns), columns):
+        form, unused, is_pi = dump.format, unused or dump.unused, is_pi or dump.is_pi
         watch.add(dump.trace)
-    assert first is not None
-    return Ward(
-        label, watch.course(), watch.num_shared, watch.worst, first.format, first.caveat, first.unused, first.is_pi
-    )
+        for note in filter(None, (dump.caveat, *dump.left_out)):
+            notes[note].append(dump.trace.step)
+    return Ward(label, watch.course(), watch.num_shared, watch.worst, form, notes, unused, is_pi)
 
 
 def write_page(visit: Visit, out: Path) -> None:
@@ -113,14 +114,15 @@ def write_page(visit: Visit, out: Path) -> None:
 def _lines(patient: Patient, dump: Dump) -> list[str]:
     """The verdict, the first thing to do, the data, the evidence, and its place among published figures."""
     from lab.doctor import standing
+    from lab.doctor.words import counted
 
     verdict, first, *rest = patient.diagnosis.lines()
-    num, B = int(patient.diagnosis.seen["num_tokens"]), len(dump.trace)
-    read = [f"{num:,} sampled tokens of {B:,} responses, read as {dump.format}."]
+    tokens = counted(int(patient.diagnosis.seen["num_tokens"]), "sampled token")
+    read = f"{tokens} of {counted(len(dump.trace), 'response')}, read as {dump.format}."
     caveat = [f"Caveat: {dump.caveat}"] if dump.caveat else []
     unused = [f"Not used: {', '.join(dump.unused)}."] if dump.unused else []
     stands = standing.lines(standing.figures_of(dump.trace))
-    return [f"{patient.label}: {verdict}", first, *caveat, *read, *unused, *rest, *stands]
+    return [f"{patient.label}: {verdict}", first, *caveat, read, *unused, *rest, *stands]
 
 
 def _object(patient: Patient, dump: Dump) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from firstorder.options import Debug, PrintConfig, Progress, StudyProgress, require_folder_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from lab.flow.config import FlowConfig
-    from lab.flow.run import World
+    from lab.records import RunFolder
 
 
 def flow(
@@ -20,14 +22,10 @@ def flow(
     config: Annotated[
         str, typer.Argument(metavar="CONFIG_OR_RECORDS", help="YAML file of a flow, or the folder of a finished one.")
     ],
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
-    ] = False,
+    print_config: PrintConfig = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Also write every row there, as CSV.")] = None,
-    progress: Annotated[
-        Literal["bar", "lines", "none"], typer.Option(help="A live bar, lines (for logs), or nothing.")
-    ] = "bar",
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    progress: StudyProgress = "bar",
+    debug: Debug = False,
 ) -> None:
     """Train policies by expected updates: the effect of bias alone on a run, under each engine error and remedy.
 
@@ -45,37 +43,25 @@ def flow(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. The same
     command continues a killed flow after its last case (a problem under an engine error).
     """
-    from firstorder.casework import enumerated, stored_config, write_page
-    from firstorder.options import require_folder_of
-    from firstorder.train import split
-    from lab.casebook import newest
+    from firstorder.casework import named, write_page
     from lab.config.load import to_yaml
     from lab.files import atomic_write
-    from lab.flow import records
     from lab.flow.config import load_config
-    from lab.flow.run import flow as train_all
-    from lab.records import RunFolder
+    from lab.flow.records import FILE, PAGE, read
 
     require_folder_of("--csv", csv)
-    finished = newest(Path(config), records.FILE) if Path(config).is_dir() else None
-    if finished is None:
-        flow_config = load_config(*split([config, *context.args]), sandbox=_sandbox_schema)
-    else:
-        flow_config = load_config(stored_config(finished, context.args), sandbox=_sandbox_schema)
+    path, overrides, folder = named(config, context.args, FILE)
+    flow_config = load_config(path, overrides, _sandbox_schema)
     if print_config:
         typer.echo(to_yaml(flow_config), nl=False)
         return
-    if finished is None:
-        folder = enumerated(flow_config, records, partial(train_all, flow_config, world=_world(flow_config)), progress)
-    else:
-        folder = RunFolder.open(finished.parent)
-    frame = records.read(folder.path / records.FILE)
+    folder = folder or _run(flow_config, progress)
+    frame = read(folder.path / FILE)
     _show(frame)
     # Only now: the tables need no plotly, and are on the screen before it is imported.
     from lab.flow.page import render
 
-    page = folder.path / records.PAGE
-    write_page(page, partial(render, flow_config), frame)
+    page = write_page(folder, PAGE, partial(render, flow_config), frame)
     if csv is not None:
         atomic_write(csv, frame.to_csv(index=False))
     typer.echo(page)
@@ -88,12 +74,18 @@ def _sandbox_schema() -> type[FlowConfig]:
     return SandboxFlow
 
 
-def _world(config: FlowConfig) -> World | None:
-    if config.backend != "sandbox":
-        return None
-    from sandbox.exact.flow import MOE
+def _run(config: FlowConfig, progress: Progress) -> RunFolder:
+    """The folder of the records, with every run made; a former call's cases are kept."""
+    from firstorder.casework import enumerated
+    from lab.flow.records import FILE, write
+    from lab.flow.run import flow as train_all
 
-    return MOE
+    world = None
+    if config.backend == "sandbox":
+        from sandbox.exact.flow import MOE
+
+        world = MOE
+    return enumerated(config, FILE, write, partial(train_all, config, world=world), progress)
 
 
 def _show(frame: pd.DataFrame) -> None:

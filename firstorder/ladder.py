@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from firstorder.options import ClusterConfig, Debug, Draws, require_folder_of
+
+if TYPE_CHECKING:
+    from scaled.ladder import Missing, Rung
 
 
 def ladder(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
-    seeds: Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")] = 8,
+    config: ClusterConfig,
+    seeds: Draws = 8,
     rung: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="An engine of the ladder; all of them if not given.")
     ] = None,
@@ -25,7 +30,7 @@ def ladder(
         Path | None,
         typer.Option(metavar="FOLDER", help="Also keep a trace of every draw there, for doctor and calibrate."),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Measure how far vLLM engines of every precision depart from the training engine of CONFIG, without training.
 
@@ -38,7 +43,6 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --seeds 8 --training.precision fp32
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
-    from firstorder.options import require_folder_of
     from firstorder.plan import read_config
     from lab.files import atomic_write
 
@@ -46,7 +50,7 @@ def ladder(
     require_folder_of("--out", out)
     require_folder_of("--json", json_file)
     # Slow to import, hence after all checks of the options.
-    from scaled.ladder import REPLAYED, RUNGS, Missing, Rung, climb, markdown
+    from scaled.ladder import RUNGS, Rung, climb, markdown
 
     climbed = []
     for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
@@ -54,14 +58,18 @@ def ladder(
         if json_file is not None:
             rungs = [one.to_json() for one in climbed if isinstance(one, Rung)]
             atomic_write(json_file, json.dumps(rungs, indent=1) + "\n")
-        if isinstance(step, Missing):
-            typer.echo(f"{step.name:<36} {step.reason}", err=True)
-            continue
-        kl = step.metrics["rollout_corr/k3_kl"]
-        line = f"{step.name:<36} {step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}"
-        replayed = step.metrics.get(REPLAYED)
-        typer.echo(line if replayed is None else f"{line}, under R3 {replayed.mean:.2e}", err=True)
+        typer.echo(f"{step.name:<36} {_told(step)}", err=True)
     table = markdown(climbed)
     typer.echo(table, nl=False)
     if out is not None:
         atomic_write(out, table)
+
+
+def _told(step: Rung | Missing) -> str:
+    from scaled.ladder import REPLAYED, Missing
+
+    if isinstance(step, Missing):
+        return step.reason
+    kl, replayed = step.metrics["rollout_corr/k3_kl"], step.metrics.get(REPLAYED)
+    line = f"{step.num_tokens:>8} tokens  k3 {kl.mean:.2e} +- {kl.half_width:.0e}"
+    return line if replayed is None else f"{line}, under R3 {replayed.mean:.2e}"

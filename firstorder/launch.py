@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from firstorder.options import ClusterConfig, Debug, require_folder_of
+
 
 def launch(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
+    config: ClusterConfig,
     kind: Annotated[
         Literal["slurm", "ray"], typer.Option(help="An sbatch script that starts Ray, or a job for a running Ray.")
     ],
@@ -24,7 +26,7 @@ def launch(
         str | None,
         typer.Option(metavar="IMAGE", help="Run in this container: Slurm's pyxis plugin, or Ray's image_uri."),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write the script that starts the run of CONFIG on a cluster, with the nodes and GPUs that its `cluster:` names.
 
@@ -38,7 +40,6 @@ def launch(
       firstorder launch configs/scaled/minirl/n8_r3.yaml --kind slurm --partition gpu --time 2-00:00:00 --out run.sbatch
       firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --seed 1 --out submit.sh
     """
-    from firstorder.options import require_folder_of
     from firstorder.plan import read_config
     from lab.files import atomic_write
     from scaled.launch import Options, script

@@ -1,8 +1,22 @@
-"""Checks of options that several commands share."""
+"""Options that several commands share, and the checks of their values."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Progress = Literal["bar", "lines", "none"]
+
+SandboxConfig = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: sandbox`.")]
+ClusterConfig = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
+]
+StudyProgress = Annotated[Progress, typer.Option(help="A live bar, lines (for logs), or nothing.")]
+Draws = Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 
 
 def require_folder_of(option: str, file: Path | None) -> None:
@@ -11,6 +25,3 @@ def require_folder_of(option: str, file: Path | None) -> None:
 
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
-
-
-__all__ = ["require_folder_of"]

@@ -6,67 +6,75 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from firstorder.options import ClusterConfig, Debug
 
 if TYPE_CHECKING:
     from scaled.config import ScaledRun
     from scaled.plan.day import Rates
-    from scaled.plan.summary import Plan
+
+Tokens = tuple[int | None, int | None]
+"""The mean and the longest length of a sequence, where they are given."""
+
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run/--no-dry-run", help="Build the ranks with Megatron-core on the meta device (seconds)."),
+]
+MeanTokens = Annotated[
+    int | None,
+    typer.Option(min=2, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
+]
+LongestTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Tokens of a batch's longest sequence, to which training pads; rollout.max_model_len if not given.",
+    ),
+]
+Search = Annotated[
+    bool,
+    typer.Option("--search", help="List the quickest layouts of the config's GPUs that fit, and why others do not."),
+]
+Simulate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="HOURS",
+        help="Simulate that many hours with random lengths, stragglers and failures, then with one thing changed.",
+    ),
+]
+Failures = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="GPU_HOURS",
+        help="GPU hours between two failures, for --simulate; 50,676 (Llama 3, arXiv 2407.21783) if not given.",
+    ),
+]
+RatesFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN",
+        help="Folder of a synchronous run: --simulate uses its recorded times and lengths, not the plan's.",
+    ),
+]
 
 
 def plan(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file of a run with `backend: scaled`.")],
+    config: ClusterConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run/--no-dry-run", help="Build the ranks with Megatron-core on the meta device (seconds)."),
-    ] = True,
-    mean_tokens: Annotated[
-        int | None,
-        typer.Option(min=2, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
-    ] = None,
-    longest_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            metavar="N",
-            help="Tokens of a batch's longest sequence, to which training pads; rollout.max_model_len if not given.",
-        ),
-    ] = None,
-    search: Annotated[
-        bool,
-        typer.Option(
-            "--search", help="List the quickest layouts of the config's GPUs that fit, and why others do not."
-        ),
-    ] = False,
-    simulate: Annotated[
-        float | None,
-        typer.Option(
-            "--simulate",
-            metavar="HOURS",
-            help="Simulate that many hours with random lengths, stragglers and failures, then with one thing changed.",
-        ),
-    ] = None,
-    failures: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="GPU_HOURS",
-            help="GPU hours between two failures, for --simulate; 50,676 (Llama 3, arXiv 2407.21783) if not given.",
-        ),
-    ] = None,
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            "--rates",
-            metavar="RUN",
-            help="Folder of a synchronous run: --simulate uses its recorded times and lengths, not the plan's.",
-        ),
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    dry_run: DryRun = True,
+    mean_tokens: MeanTokens = None,
+    longest_tokens: LongestTokens = None,
+    search: Search = False,
+    simulate: Simulate = None,
+    failures: Failures = None,
+    rates: RatesFrom = None,
+    debug: Debug = False,
 ) -> None:
     """State the memory, transfers and costs of the run of CONFIG, without a GPU.
 
@@ -85,7 +93,6 @@ def plan(
       firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
     from lab.strict import ConfigError
-    from scaled.plan.summary import dry_run_layout, has_megatron, make_plan, require_fit
 
     for name, given in (("--rates", rates), ("--failures", failures)):
         if given is not None and simulate is None:
@@ -93,13 +100,20 @@ def plan(
     if search and simulate is not None:
         raise ConfigError(f"--simulate: expected without --search, got {simulate:g} with it")
     path, overrides, run_config = read_config([config, *context.args])
+    tokens = mean_tokens, longest_tokens
     if search:
-        _search(run_config, [path, *overrides], mean_tokens, longest_tokens, as_json)
-        return
-    if simulate is not None:
-        _simulate(run_config, (mean_tokens, longest_tokens), simulate, failures, rates, as_json)
-        return
-    made = make_plan(run_config, mean_tokens, longest_tokens)
+        _search(run_config, [path, *overrides], tokens, as_json)
+    elif simulate is not None:
+        _simulate(run_config, tokens, simulate, failures, rates, as_json)
+    else:
+        _plan(run_config, tokens, dry_run, as_json)
+
+
+def _plan(config: ScaledRun, tokens: Tokens, dry_run: bool, as_json: bool) -> None:
+    from scaled.plan.summary import assumptions, dry_run_layout, has_megatron, make_plan, require_fit
+    from scaled.plan.tables import tables
+
+    made = make_plan(config, *tokens)
     if dry_run and has_megatron():
         try:
             made = replace(made, ranks=dry_run_layout(made))
@@ -107,14 +121,22 @@ def plan(
             typer.echo(f"the dry run is left out: {error}", err=True)
     elif dry_run:
         typer.echo("the dry run is skipped: megatron-core, which builds the ranks, is not installed", err=True)
-    _print(made, as_json)
+    if as_json:
+        _echo_json(made.to_json())
+    else:
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        for table in tables(made):
+            console.print(table)
+        console.print("Assumptions", style="bold")
+        for line in assumptions(made):
+            console.print(f"- {line}")
     # A plan that does not fit is printed too, before its exit code.
     require_fit(made)
 
 
-def _search(
-    config: ScaledRun, words: list[str], mean_tokens: int | None, longest_tokens: int | None, as_json: bool
-) -> None:
+def _search(config: ScaledRun, words: list[str], tokens: Tokens, as_json: bool) -> None:
     from lab.strict import ConfigError
     from scaled.model_shape import load_shape
     from scaled.plan.conditions import check_lengths
@@ -124,9 +146,9 @@ def _search(
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     check_lengths(config, shape)
-    made = search(config, shape, gpu, mean_tokens, longest_tokens)
+    made = search(config, shape, gpu, *tokens)
     if as_json:
-        typer.echo(json.dumps(to_json(made), indent=2, allow_nan=False))
+        _echo_json(to_json(made))
     else:
         from rich.console import Console
 
@@ -144,12 +166,7 @@ def _search(
 
 
 def _simulate(
-    config: ScaledRun,
-    tokens: tuple[int | None, int | None],
-    hours: float,
-    failures: float | None,
-    rates: str | None,
-    as_json: bool,
+    config: ScaledRun, tokens: Tokens, hours: float, failures: float | None, run: str | None, as_json: bool
 ) -> None:
     from scaled.model_shape import load_shape
     from scaled.plan import what_if
@@ -160,7 +177,7 @@ def _simulate(
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     chance = Chance() if failures is None else Chance(gpu_hours_per_failure=failures)
-    taken, (mean, longest) = _rates(rates) if rates is not None else (Rates(), (None, None))
+    taken, (mean, longest) = _rates(run) if run is not None else (Rates(), (None, None))
     # Lengths given as options win over the recorded ones.
     lengths = lengths_of(config, tokens[0] or mean, tokens[1] or longest)
     require_fit(make_plan(config, *lengths))  # a run that cannot start has no day
@@ -169,7 +186,7 @@ def _simulate(
         typer.echo(f"played: {one.words}", err=True)
         found.append((one, day))
     if as_json:
-        typer.echo(json.dumps(what_if.to_json(found), indent=2, allow_nan=False))
+        _echo_json(what_if.to_json(found))
         return
     from rich.console import Console
 
@@ -205,18 +222,5 @@ def read_config(words: list[str]) -> tuple[str, list[str], ScaledRun]:
     return path, overrides, cluster_run(path, overrides)
 
 
-def _print(plan: Plan, as_json: bool) -> None:
-    from scaled.plan.summary import assumptions
-    from scaled.plan.tables import tables
-
-    if as_json:
-        typer.echo(json.dumps(plan.to_json(), indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for table in tables(plan):
-        console.print(table)
-    console.print("Assumptions", style="bold")
-    for line in assumptions(plan):
-        console.print(f"- {line}")
+def _echo_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))

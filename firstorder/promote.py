@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firstorder.options import Debug
+
 if TYPE_CHECKING:
     from scaled.config import ScaledRun
     from scaled.promote import Mapped
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 def promote(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders of runs (all of them).")],
-    to: Annotated[Path, typer.Option("--to", metavar="CONFIG", help="The cluster config to start from.")],
+    to: Annotated[Path, typer.Option(metavar="CONFIG", help="The cluster config to start from.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where to write the promoted config; printed if not given."),
@@ -23,7 +25,7 @@ def promote(
         str | None,
         typer.Option(metavar="WHY", help="Promote runs that would be refused (see above); the reason is recorded."),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Take the algorithm of stable sandbox runs, which differ in the seed alone, into the cluster config CONFIG.
 

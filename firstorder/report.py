@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firstorder.options import Debug
+
 if TYPE_CHECKING:
     from lab.records import RunFolder
 
@@ -23,7 +25,7 @@ def report(
     watch: Annotated[
         bool, typer.Option("--watch", help="Rewrite the page as the runs continue, until they end; it refreshes.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write an interactive page of curves and verdicts that needs no network and no other file.
 

@@ -3,54 +3,61 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from firstorder.options import Debug
+
 if TYPE_CHECKING:
-    from sandbox.ledger.command import Wanted
+    from sandbox.ledger.command import LedgerFolders, Wanted
+
+
+Claims = Annotated[list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names of claims, or all.")]
+Regimes = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="A regime, of configs/claims/; all of them if not given.")
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=2, metavar="N", help="Seeds per cell, from 104 on at home; each claim's own number if not given."),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one per CPU if not given.")]
+Address = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster to run on; a private one here if not given.")
+]
+Results = Annotated[Path, typer.Option(metavar="FOLDER", help="Where rows and pages are kept.")]
+Runs = Annotated[Path, typer.Option(metavar="FOLDER", help="Where the runs' own folders go.")]
+Smoke = Annotated[
+    bool,
+    typer.Option("--smoke", help="Every arm at two steps, in `stress` if no regime is named, in folders of their own."),
+]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Run with compiled kernels (compile: true); rows say so, and count as others."),
+]
+List = Annotated[bool, typer.Option("--list", help="Show the claims and their progress, and stop.")]
+Power = Annotated[
+    bool, typer.Option("--power", help="Show the seeds and hours that each claim needs for 80% power, and stop.")
+]
+Page = Annotated[bool, typer.Option("--page", help="Write the pages from the existing rows, and stop.")]
 
 
 def reproduce(
-    claims: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLAIM]...", help="Numbers or names of claims, or all.")
-    ] = None,
-    regime: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A regime, of configs/claims/; all of them if not given.")
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=2, metavar="N", help="Seeds per cell, from 104 on at home; each claim's own number if not given."
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one per CPU if not given.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster to run on; a private one here if not given.")
-    ] = None,
-    results: Annotated[Path, typer.Option(metavar="FOLDER", help="Where rows and pages are kept.")] = Path(
-        "results/claims"
-    ),
-    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the runs' own folders go.")] = Path("runs/claims"),
-    smoke: Annotated[
-        bool,
-        typer.Option(
-            "--smoke", help="Every arm at two steps, in `stress` if no regime is named, in folders of their own."
-        ),
-    ] = False,
-    compile: Annotated[
-        bool,
-        typer.Option("--compile", help="Run with compiled kernels (compile: true); rows say so, and count as others."),
-    ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Show the claims and their progress, and stop.")] = False,
-    power: Annotated[
-        bool, typer.Option("--power", help="Show the seeds and hours that each claim needs for 80% power, and stop.")
-    ] = False,
-    page: Annotated[bool, typer.Option("--page", help="Write the pages from the existing rows, and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    claims: Claims = None,
+    regime: Regimes = None,
+    seeds: Seeds = None,
+    jobs: Jobs = None,
+    address: Address = None,
+    results: Results = Path("results/claims"),
+    runs: Runs = Path("runs/claims"),
+    smoke: Smoke = False,
+    compile: Compile = False,
+    listed: List = False,
+    power: Power = False,
+    page: Page = False,
+    debug: Debug = False,
 ) -> None:
     """Try the papers' findings again: make the missing runs, then compute every verdict and write the ledger's page.
 
@@ -78,24 +85,30 @@ def reproduce(
     place = command.LedgerFolders(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
     # The pages show the whole ledger on every claim's own seeds, even where the runs are of a few claims or seeds.
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, None, smoke=False)
-    if listed:
-        typer.echo(command.listing(wanted, place, everything), nl=False)
-        return
-    if power:
-        typer.echo(command.power(wanted, place, everything), nl=False)
+    if listed or power:
+        told = command.listing if listed else command.power
+        typer.echo(told(wanted, place, everything), nl=False)
         return
     if page and not place.store.path.is_file():
         raise ValueError(f"--results: expected a folder with cells.jsonl for --page, got {place.results}")
-    if not page:
-        _check_tried(wanted)
-        if importlib.util.find_spec("ray") is None:
-            raise ValueError("expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')")
-        failures = command.run(wanted, place, address=address, jobs=jobs, compiled=compile, say=_say)
+    failures = 0 if page else _run(wanted, place, address, jobs, compile)
     typer.echo(command.write_pages(everything, place), nl=False)
     typer.echo(place.results / "ledger.html")
     # Only now: the pages have the rows of the runs that did not fail.
-    if not page and failures:
+    if failures:
         raise ValueError(f"{failures} of the runs failed (the reasons are above); the others have their rows")
+
+
+def _run(wanted: Wanted, place: LedgerFolders, address: str | None, jobs: int | None, compiled: bool) -> int:
+    """Makes the missing runs, and returns how many of them failed."""
+    from sandbox.ledger import command
+
+    _check_tried(wanted)
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')")
+
+    say = partial(typer.echo, err=True)
+    return command.run(wanted, place, address=address, jobs=jobs, compiled=compiled, say=say)
 
 
 def _check_tried(wanted: Wanted) -> None:
@@ -108,7 +121,3 @@ def _check_tried(wanted: Wanted) -> None:
         numbers = ", ".join(str(claim.number) for claim in wanted.claims)
         words = f"claim {numbers} is" if len(wanted.claims) == 1 else f"claims {numbers} are"
         raise ValueError(f"--regime: {words} tried in {', '.join(tried)}; got {', '.join(got)}")
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)

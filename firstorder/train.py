@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from firstorder.options import Debug, PrintConfig, Progress
 
 if TYPE_CHECKING:
     from lab.config.run import RunConfig
@@ -16,19 +18,15 @@ if TYPE_CHECKING:
 def train(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")],
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
-    ] = False,
+    print_config: PrintConfig = False,
     resume: Annotated[
         bool, typer.Option("--resume/--fresh", help="Continue the newest run of this config, or start one.")
     ] = False,
     resume_if_any: Annotated[
         bool, typer.Option("--resume-if-any", help="As --resume, but start a run where there is none to continue.")
     ] = False,
-    progress: Annotated[
-        Literal["bar", "lines", "none"], typer.Option(help="A live bar, one line per step (for logs), or nothing.")
-    ] = "bar",
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    progress: Annotated[Progress, typer.Option(help="A live bar, one line per step (for logs), or nothing.")] = "bar",
+    debug: Debug = False,
 ) -> None:
     """Train one model as CONFIG says, in the world (sandbox or scaled) that its `backend:` names.
 
@@ -58,6 +56,9 @@ def train(
         return
     run_config = run_config.settled()  # --resume looks for the config that ran
     folder = _unfinished(run_config) if resume else _resumable(run_config) if resume_if_any else None
+
+    for note in run_config.algorithm.build().notes:
+        typer.echo(f"algorithm.{note}", err=True)
 
     from lab.ending import last_words, write_page
 

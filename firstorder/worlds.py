@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,7 @@ class Schemas(Mapping[str, "type[RunConfig]"]):
     def __getitem__(self, backend: str) -> type[RunConfig]:
         # A KeyError for an unknown name is what `load` relies on: `in` of a Mapping is this look-up.
         module, name = CONFIGS[backend]
-        return getattr(_import(backend, module), name)
+        return getattr(importlib.import_module(module), name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(CONFIGS)
@@ -60,14 +59,4 @@ def _load_as(kind: type[Run], title: str, path: str | Path, overrides: Sequence[
 
 def runner(backend: str) -> Callable[..., Any]:
     """The function that runs a config of this backend."""
-    return _import(backend, f"{backend}.run").run
-
-
-def _import(backend: str, module: str) -> Any:
-    """The module; ConfigError if this version of the project does not have that world yet."""
-    from lab.strict import ConfigError
-
-    # The package first: find_spec of a submodule raises where its package is missing.
-    if importlib.util.find_spec(backend) is None or importlib.util.find_spec(module) is None:
-        raise ConfigError(f"backend: '{backend}' is not in this version of firstorder; it has no {module}")
-    return importlib.import_module(module)
+    return importlib.import_module(f"{backend}.run").run

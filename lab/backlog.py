@@ -122,6 +122,3 @@ def _response(
     # A response without a token has no version; nothing asks for it.
     oldest = min(versions, default=0)
     return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)
-
-
-__all__ = ["from_tensors", "rollout_tensors", "rollouts_of", "to_tensors"]

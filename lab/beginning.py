@@ -55,7 +55,7 @@ def _of_pieces(path: Path) -> str:
 
 def require_same_inputs(folder: RunFolder, inputs: Mapping[str, str]) -> None:
     """ConfigError, naming the first file, where a run that continues would read others than it began with."""
-    # Empty for a run that begins, and for one of a version that did not record them.
+    # Empty for a run that begins.
     before = folder.manifest().get("inputs") or inputs
     for path in sorted(before.keys() | inputs.keys()):
         old, new = (hashes.get(path, "no such file") for hashes in (before, inputs))
@@ -83,8 +83,4 @@ def record_process(folder: RunFolder, environment: Mapping[str, Any], inputs: Ma
             file=sys.stderr,
         )
     entry = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", **differing}
-    # A run of an older version gets its inputs now, so that they are checked from here on.
-    folder.write_manifest({"inputs": dict(inputs)} | first | {"resumed": [*first.get("resumed", []), entry]})
-
-
-__all__ = ["input_hashes", "record_process", "require_same_inputs"]
+    folder.write_manifest(first | {"resumed": [*first.get("resumed", []), entry]})

@@ -77,13 +77,6 @@ def kept_cases(folder: RunFolder) -> list[Rows]:
     return cases
 
 
-def to_json(frame: pd.DataFrame, meanings: Mapping[str, str]) -> str:
-    """The frame as the text of its JSON file; missing values are null."""
-    columns = {str(name): [_plain(value) for value in frame[name]] for name in frame}
-    meaning = {name: meanings[name] for name in columns if name in meanings}
-    return json.dumps({**frame.attrs, "meaning": meaning, "columns": columns}, allow_nan=False) + "\n"
-
-
 def read(path: str | Path, kind: str) -> pd.DataFrame:
     """The dataframe in a JSON file of columns; ValueError names a file without the records of `kind`."""
     path = Path(path)
@@ -98,10 +91,12 @@ def read(path: str | Path, kind: str) -> pd.DataFrame:
     return frame
 
 
-def write(folder: RunFolder, file: str, text: str) -> Path:
-    """Writes the JSON file, which marks the study as done, and returns its path."""
+def write(folder: RunFolder, file: str, frame: pd.DataFrame, meanings: Mapping[str, str]) -> Path:
+    """Writes the frame as the JSON file, which marks the study as done; its path. Missing values are null."""
     path = folder.path / file
-    atomic_write(path, text)
+    columns = {str(name): [_plain(value) for value in frame[name]] for name in frame}
+    meaning = {name: meanings[name] for name in columns if name in meanings}
+    atomic_write(path, json.dumps({**frame.attrs, "meaning": meaning, "columns": columns}, allow_nan=False) + "\n")
     # Only now: until the JSON file is whole, the cases are all that a killed study continues from.
     (folder.path / CASES).unlink(missing_ok=True)
     return path
@@ -120,8 +115,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
-
-
-__all__ = [
-    "CASES", "Recorded", "Rows", "create", "keep_case", "kept_cases", "newest", "read", "resumable", "to_json", "write",
-]  # fmt: skip

@@ -140,7 +140,3 @@ def sha256_of_file(path: Path) -> str:
     """SHA-256 of a file in hex digits, read a part at a time: traces are as large as a batch's routes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-__all__ = ["SHARDED", "STATE", "Checkpoint", "ShardedCheckpoint", "newest", "read_checkpoint", "read_shards"]
-__all__ += ["sha256_of_file", "shards_written", "write_checkpoint"]

@@ -47,6 +47,3 @@ def _accuracy(run: ReportRun) -> str:
         return f"held-out accuracy: {start:.3f} at step {first}, its only measurement"
     step, highest = max(values, key=lambda pair: pair[1])
     return f"held-out accuracy: {start:.3f} -> {end:.3f} (highest {highest:.3f}, at step {step})"
-
-
-__all__ = ["finish", "last_words", "write_page"]

@@ -24,6 +24,3 @@ def events(folder: Path) -> list[StoredEvent]:
     path = folder / FILE
     lines = enumerate(whole_lines(path), start=1)
     return [validate_json(StoredEvent, line, f"{path}, line {number}") for number, line in lines]
-
-
-__all__ = ["FILE", "append_event", "events"]

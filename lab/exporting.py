@@ -51,6 +51,3 @@ def _holds(to: Path, fill: Callable[[Path], None]) -> bool:
             return False
         # Not shallow, which takes equal sizes and times for equal bytes.
         return all(filecmp.cmp(to / p.name, p, shallow=False) for p in scratch.iterdir())
-
-
-__all__ = ["TOKENIZER_FILES", "copy_tokenizer", "write_folder"]

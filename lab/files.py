@@ -42,14 +42,6 @@ def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
         raise RecordError(f"cannot {action} {path}: {error.strerror or error}") from error
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Writes the bytes and waits until the disk has them; OSError passes unchanged."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def sync_file(path: Path) -> None:
     """Waits until the file's bytes are on the disk, whichever process wrote them."""
     # Windows flushes only what is open for writing.
@@ -93,7 +85,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_write(path: Path, data: str | bytes) -> None:
     """Replaces the file by `data` (text as UTF-8) in one step; after a RecordError the former file is as it was."""
     with atomic_file(path) as temporary:
-        write_synced(temporary, data.encode() if isinstance(data, str) else data)
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        sync_file(temporary)
 
 
 def append_line(path: Path, line: bytes) -> None:

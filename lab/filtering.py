@@ -200,6 +200,3 @@ def _as_json(row: Row, where: str) -> bytes:
 
 def _joined(lines: Sequence[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
-
-
-__all__ = ["Band", "ProblemFile", "Summary", "filter_problems"]

@@ -79,6 +79,3 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, signal.SIG_DFL)  # a second signal ends the process
     raise Interrupted(signum)
-
-
-__all__ = ["Interrupted", "held", "interruptible", "kept_handlers"]

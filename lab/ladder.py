@@ -40,6 +40,3 @@ def seed_mean(values: Sequence[float]) -> SeedMean:
     if n < 2:
         return SeedMean(fmean(values), float("inf"))
     return SeedMean(fmean(values), float(student.ppf(0.975, n - 1)) * stdev(values) / n**0.5)
-
-
-__all__ = ["TITLES", "SeedMean", "seed_mean"]

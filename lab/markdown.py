@@ -14,6 +14,3 @@ def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[object]], *, n
     lines = [f"| {' | '.join(titles)} |", "|---|" + rule * (len(titles) - 1)]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-__all__ = ["markdown_table"]

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pandas as pd
 import plotly.graph_objects as go
 
-from lab.report.figures import Figure, Scale
+from lab.report.figures import Figure
+from lab.report.scale import Scale
 from lab.report.style import DASHES, PALETTE, number
 
 Number = int | float
@@ -292,7 +293,3 @@ def _area(name: str, band: Mapping[Number, tuple[Number, Number]], ink: str, x: 
         fillcolor=f"rgba({red}, {green}, {blue}, 0.15)",
         hoverinfo="skip",
     )
-
-
-__all__ = ["Log", "Series", "bars", "clouds", "dials", "heat", "lines", "of_report"]
-__all__ += ["quartiles_of", "series_of", "stacks"]

@@ -199,6 +199,3 @@ def _own_folder() -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["reach", "ray_session"]

@@ -18,18 +18,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lab.checkpoints import (
-    SHARDED,
-    STATE,
-    Checkpoint,
-    ShardedCheckpoint,
-    newest,
-    read_checkpoint,
-    read_shards,
-    sha256_of_file,
-    shards_written,
-    write_checkpoint,
-)
+from lab import checkpoints
+from lab.checkpoints import SHARDED, STATE, Checkpoint, ShardedCheckpoint
 from lab.files import TEMPORARY, RecordError, append_line, atomic_write, disk_errors, exclusive
 from lab.manifest import manifest
 from lab.run_files import StoredManifest, StoredVerdict, metrics_line, read_rows, read_stored
@@ -130,7 +120,7 @@ class RunFolder:
         files = [self.path / "config.yaml", self.path / "metrics.jsonl", *self.traces()]
         files += [folder / part for folder in self._checkpoints(STATE, SHARDED) for part in (STATE, SHARDED)]
         with disk_errors(self.path, "read"):
-            return {str(f.relative_to(self.path)): sha256_of_file(f) for f in files if f.is_file()}
+            return {str(f.relative_to(self.path)): checkpoints.sha256_of_file(f) for f in files if f.is_file()}
 
     def seal(self) -> None:
         """Adds `hashes` to manifest.json, by which the records of a finished run can be checked later."""
@@ -204,7 +194,7 @@ class RunFolder:
         both parts inside, so that `latest_checkpoint` can recognise a damaged one.
         """
         path = self._new_checkpoint(step, keep)
-        write_checkpoint(path, step, tensors, state)
+        checkpoints.write_checkpoint(path, step, tensors, state)
         self._prune(keep)
         return path
 
@@ -223,7 +213,7 @@ class RunFolder:
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint, or None; if it is damaged, ValueError names the file and an older whole checkpoint."""
-        return newest(self._checkpoints(STATE), read_checkpoint)
+        return checkpoints.newest(self._checkpoints(STATE), checkpoints.read_checkpoint)
 
     def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
         """Writes checkpoints/step-NNNNNN by `write(folder)`, which may have other processes write; prunes as above.
@@ -240,13 +230,13 @@ class RunFolder:
 
         It then appears whole: files are flushed to the disk, their sizes go into sharded.json, and it is renamed.
         """
-        with shards_written(self._new_checkpoint(step, keep), step) as folder:
+        with checkpoints.shards_written(self._new_checkpoint(step, keep), step) as folder:
             yield folder
         self._prune(keep)
 
     def latest_sharded_checkpoint(self) -> ShardedCheckpoint | None:
         """The newest sharded checkpoint, or None; ValueError as above if a file of it is lost or cut."""
-        return newest(self._checkpoints(SHARDED), read_shards)
+        return checkpoints.newest(self._checkpoints(SHARDED), checkpoints.read_shards)
 
     def save_trace(
         self, step: int, trace: Trace, mu: RoutingRecord | None = None, old: RoutingRecord | None = None
@@ -304,4 +294,4 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(dict(value), indent=2, allow_nan=False) + "\n"
 
 
-__all__ = ["Checkpoint", "RecordError", "RunFolder", "ShardedCheckpoint", "Trace", "atomic_write", "manifest"]
+__all__ = ["RecordError", "RunFolder", "atomic_write", "manifest"]

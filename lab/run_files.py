@@ -98,18 +98,11 @@ class StoredEvent(_Stored):
     index: int | None = pydantic.Field(default=None, ge=0)
 
 
-class StoredEngine(_Stored):
-    """The `engine:` block of a sandbox run: its defects; older runs have a name instead."""
-
-    defects: list[dict[str, Any]] | None = None
-
-
 class StoredConfig(_Stored):
     """The fields of a config that a page mentions, in this version or another."""
 
     name: str | None = None
     seed: int | None = None
-    engine: StoredEngine | None = None
 
 
 Stored = TypeVar("Stored", bound=_Stored)
@@ -150,7 +143,3 @@ def read_stored(path: Path, kind: type[Stored]) -> dict[str, Any] | None:
     with disk_errors(path, "read"):
         data = path.read_bytes()
     return validate_json(kind, data, str(path)).model_dump(exclude_unset=True)
-
-
-__all__ = ["RESERVED", "StoredConfig", "StoredEvent", "StoredManifest", "StoredVerdict"]
-__all__ += ["metrics_line", "read_rows", "read_stored"]

@@ -72,6 +72,3 @@ def _write(file: io.BufferedWriter, tensor: Tensor) -> int:
     for start in range(0, len(data), CHUNK):
         file.write(data[start : start + CHUNK])  # a slice of a memoryview, so no copy
     return len(data)
-
-
-__all__ = ["Blocks", "write_tensors"]

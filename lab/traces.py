@@ -42,8 +42,9 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -60,7 +61,7 @@ SCHEMA = "firstorder.trace"
 VERSION = "1"
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 TOP = ("top_ids", "top_logp_mu", "top_logp_old")
-OPTIONAL = ("logp_pi", "entropy_old", "experts_mu", "experts_old", "engines", "versions", *TOP)
+METADATA = ("step", "layer_numbers", "num_experts", "texts", "temperature")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,63 +96,49 @@ class Trace:
         is_rising = all(a < b for a, b in itertools.pairwise(offsets))
         if not offsets or offsets[0] != 0 or offsets[-1] != len(self.tokens) or not is_rising:
             raise ValueError(f"offsets: expected to rise from 0 to {len(self.tokens)} tokens, got {_short(offsets)}")
-        B = len(offsets) - 1
-        if B == 0:
+        if len(self) == 0:
             raise ValueError("offsets: expected at least 1 response, got none")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number above 0, got {self.temperature}")
-        for name in ("tokens", "engines"):
-            value = getattr(self, name)
-            if value is not None and value.numel() and int(value.min()) < 0:
+        for name, value in self._given("tokens", "engines", "top_ids"):
+            if value.numel() and int(value.min()) < 0:
                 raise ValueError(f"{name}: expected numbers from 0 on, got {int(value.min())}")
-        for name in ("num_prompt", "rewards", "engines"):
-            value = getattr(self, name)
-            if value is not None and len(value) != B:
-                raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(value)}")
-        S_B, num_prompt_B = self.offsets.diff(), self.num_prompt
-        if bool(((num_prompt_B < 1) | (num_prompt_B > S_B)).any()):
-            b = int(((num_prompt_B < 1) | (num_prompt_B > S_B)).nonzero()[0])
-            expected, got = f"from 1 to {int(S_B[b])} prompt tokens", int(num_prompt_B[b])
-            raise ValueError(f"num_prompt: expected {expected} in response {b}, got {got}")
-        A = int((S_B - num_prompt_B).sum())
-        for name in ("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old", "versions"):
-            value = getattr(self, name)
-            if value is not None and len(value) != A:
-                raise ValueError(f"{name}: expected {A} values, one per response token, got {len(value)}")
+        for name, value in self._given("logp_mu", "logp_old", "logp_pi", "top_logp_mu", "top_logp_old"):
             # Rounding can lift the log-probability of a sure token slightly above 0.
-            if value is not None and name.startswith("logp") and bool((value > 1e-2).any()):
+            if bool((value > 1e-2).any()):
                 raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
-        for name in ("experts_mu", "experts_old"):
-            if getattr(self, name) is not None:
-                self._check_experts(name)
-        self._check_top(A)
+        self._check_lengths()
 
-    def _check_top(self, A: int) -> None:
-        found = {name: tuple(value.shape) for name in TOP if (value := getattr(self, name)) is not None}
-        if not found:
-            return
-        if self.top_ids is None or self.top_logp_mu is None:
-            raise ValueError(f"top_ids and top_logp_mu: expected both or neither, got {', '.join(found)}")
-        for name, shape in found.items():
-            if shape != (A, self.top_ids.shape[1]):
-                raise ValueError(f"{name}: expected {A} rows of {self.top_ids.shape[1]} tokens, got shape {shape}")
-        for name in ("top_logp_mu", "top_logp_old"):
-            value = getattr(self, name)
-            if value is not None and bool((value > 1e-2).any()):
-                raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
-        if self.top_ids.numel() and int(self.top_ids.min()) < 0:
-            raise ValueError(f"top_ids: expected numbers from 0 on, got {int(self.top_ids.min())}")
+    def _check_lengths(self) -> None:
+        B, S_B, num_prompt_B = len(self), self.offsets.diff(), self.num_prompt
+        for name, value in self._given("num_prompt", "rewards", "engines"):
+            if len(value) != B:
+                raise ValueError(f"{name}: expected {B} values for {B} responses, got {len(value)}")
+        if wrong := ((num_prompt_B < 1) | (num_prompt_B > S_B)).nonzero()[:, 0].tolist():
+            b, most, got = wrong[0], int(S_B[wrong[0]]), int(num_prompt_B[wrong[0]])
+            raise ValueError(f"num_prompt: expected from 1 to {most} prompt tokens in response {b}, got {got}")
+        A, R = int((S_B - num_prompt_B).sum()), len(self.tokens) - B
+        for name, value in self._given("is_response", "logp_mu", "logp_old", "logp_pi", "entropy_old", "versions"):
+            if len(value) != A:
+                raise ValueError(f"{name}: expected {A} values, one per response token, got {len(value)}")
+        for name, value in self._given("experts_mu", "experts_old"):
+            if len(value) != R:
+                raise ValueError(f"{name}: expected {R} rows, one less than tokens in each response, got {len(value)}")
+            try:
+                # Made for its checks alone; `record_mu` and `record_old` make it again.
+                self._record(value)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        found, k = self._given(*TOP), 0 if self.top_ids is None else self.top_ids.shape[1]
+        if found and (self.top_ids is None or self.top_logp_mu is None):
+            raise ValueError(f"top_ids and top_logp_mu: expected both or neither, got {', '.join(dict(found))}")
+        for name, value in found:
+            if value.shape != (A, k):
+                raise ValueError(f"{name}: expected {A} rows of {k} tokens, got shape {tuple(value.shape)}")
 
-    def _check_experts(self, name: str) -> None:
-        experts = getattr(self, name)
-        R = int(self.offsets[-1]) - len(self)
-        if len(experts) != R:
-            raise ValueError(f"{name}: expected {R} rows, one less than tokens in each response, got {len(experts)}")
-        try:
-            # Made for its checks alone; `record_mu` and `record_old` make it again.
-            self._record(experts)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+    def _given(self, *names: str) -> list[tuple[str, Tensor]]:
+        """Those of these tensors that the trace has."""
+        return [(name, value) for name in names if (value := getattr(self, name)) is not None]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -162,13 +149,9 @@ class Trace:
         scores: TokenScores,
         rewards_B: Float[Tensor, " B"],
         step: int,
-        logp_pi_BT: Float[Tensor, "B T"] | None = None,
         decode: Callable[[tuple[int, ...]], str] | None = None,
     ) -> Trace:
-        """The trace of one global step; its experts_old are the natural ones of the old pass.
-
-        `decode` gives the text of tokens, for `texts`.
-        """
+        """The trace of one global step; experts_old are the old pass's natural ones, `decode` gives tokens' `texts`."""
         responses = rollouts.responses
         lengths = [len(r.tokens) for r in responses]
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
@@ -190,7 +173,6 @@ class Trace:
             experts_old=None if old is None else old.experts.cpu(),
             layer_numbers=() if known is None else known.layer_numbers,
             num_experts=0 if known is None else known.num_experts,
-            logp_pi=None if logp_pi_BT is None else _pack(logp_pi_BT, lengths),
             entropy_old=_pack(scores.entropy_BT, lengths),
             texts={} if decode is None else {token: decode((token,)) for token in tokens.unique().tolist()},
             temperature=rollouts.temperature,
@@ -228,8 +210,8 @@ class Trace:
         `mu` and `old`: the experts of a trace that was made without them; of records that are not in this process, a
         part is here at a time. Raises ValueError where they are not of the trace's rows.
         """
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors: dict[str, Tensor | Blocks] = {n: value for n, value in found.items() if isinstance(value, Tensor)}
+        given = self._given(*(f.name for f in fields(self) if f.name not in METADATA))
+        tensors: dict[str, Tensor | Blocks] = dict(given)
         layer_numbers, num_experts = self.layer_numbers, self.num_experts
         for name, record in (("experts_mu", mu), ("experts_old", old)):
             if record is None:
@@ -258,19 +240,10 @@ class Trace:
         try:
             # Mapped, not read: the system may drop the pages of a trace that is larger than memory.
             with safetensors.safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
+                stated = _stated(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            _check_metadata(metadata)
             _check_names(tensors)
-            layers = metadata.get("layer_numbers", "")
-            return Trace(
-                **tensors,
-                step=int(metadata["step"]),
-                layer_numbers=tuple(int(n) for n in layers.split(",")) if layers else (),
-                num_experts=int(metadata.get("num_experts", 0)),
-                texts=_texts(metadata.get("texts", "{}")),
-                temperature=_temperature(metadata.get("temperature")),
-            )
+            return Trace(**tensors, **stated)
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
         except ValueError as error:
@@ -280,10 +253,10 @@ class Trace:
 def _check_names(tensors: dict[str, Tensor]) -> None:
     """Raises ValueError unless every tensor of the schema is there, with its rank and kind of number, and no other."""
     ranks = {"experts_mu": 3, "experts_old": 3, **dict.fromkeys(TOP, 2)}
-    known = {f.name for f in fields(Trace)} - {"step", "layer_numbers", "num_experts", "texts", "temperature"}
-    missing = sorted(known - set(OPTIONAL) - set(tensors))
-    if missing or set(tensors) - known:
-        raise ValueError(f"missing tensors: {missing}, unknown tensors: {sorted(set(tensors) - known)}")
+    known = {f.name: f.default is MISSING for f in fields(Trace) if f.name not in METADATA}
+    missing = sorted(name for name, is_required in known.items() if is_required and name not in tensors)
+    if missing or not known.keys() >= tensors.keys():
+        raise ValueError(f"missing tensors: {missing}, unknown tensors: {sorted(tensors.keys() - known.keys())}")
     for name, tensor in tensors.items():
         if tensor.dim() != ranks.get(name, 1):
             raise ValueError(f"{name}: expected {ranks.get(name, 1)} axes, got shape {tuple(tensor.shape)}")
@@ -295,22 +268,24 @@ def _check_names(tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name}: expected a type of {kind}, got {tensor.dtype}")
 
 
-def _check_metadata(metadata: dict[str, str]) -> None:
-    """Raises ValueError unless the metadata of a safetensors file are those of a trace of this version."""
+def _stated(metadata: dict[str, str]) -> dict[str, Any]:
+    """The fields that a file's metadata state; ValueError unless they are those of a trace of this version."""
     if metadata.get("schema") != SCHEMA:
         raise ValueError(f"expected a trace (schema {SCHEMA!r} in the metadata), got {metadata.get('schema')!r}")
     if metadata.get("version") != VERSION:
         raise ValueError(f"expected trace version {VERSION!r}, got {metadata.get('version')!r}")
     if not metadata.get("step", "").isdigit():
         raise ValueError(f"expected a step in the metadata, got {metadata.get('step')!r}")
-
-
-def _temperature(text: str | None) -> float | None:
-    """The temperature in the metadata, None where there is none; ValueError for text that is no number."""
+    layers, temperature = metadata.get("layer_numbers", ""), metadata.get("temperature")
     try:
-        return None if text is None else float(text)
+        T = None if temperature is None else float(temperature)
     except ValueError:
-        raise ValueError(f"temperature: expected a number above 0, got {text!r}") from None
+        raise ValueError(f"temperature: expected a number above 0, got {temperature!r}") from None
+    return {
+        "step": int(metadata["step"]), "num_experts": int(metadata.get("num_experts", 0)), "temperature": T,
+        "layer_numbers": tuple(map(int, layers.split(","))) if layers else (),
+        "texts": _texts(metadata.get("texts", "{}")),
+    }  # fmt: skip
 
 
 def _texts(text: str) -> dict[int, str]:

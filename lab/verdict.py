@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -157,9 +157,10 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
     for before, after in itertools.pairwise(steps):
         if after <= before:
             raise ValueError(f"expected ascending steps, got {after} after {before}")
-    reasons = [reason for rule in RULES for reason in [rule(metrics, rules)] if reason is not None]
-    undecided = []
-    num_steps = _num_steps(metrics)
+    found = [rule(metrics, rules) for rule in (_non_finite, _reward_fall, _kl_blowup, _entropy_collapse)]
+    reasons = sorted((reason for reason in found if reason is not None), key=lambda reason: reason.step)
+    undecided, summary = [], _summary(metrics, rules)
+    num_steps = summary["num_steps"]
     if num_steps < rules.min_steps:
         recorded = "1 step is" if num_steps == 1 else f"{num_steps} steps are"
         undecided.append(f"{recorded} recorded, and the rules need {rules.min_steps}")
@@ -172,9 +173,9 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
     stable = False if reasons else None if undecided else True
     return Verdict(
         stable,
-        tuple(sorted(reasons, key=lambda reason: reason.step)),
+        tuple(reasons),
         tuple(undecided),
-        _summary(metrics, rules),
+        summary,
         rules,
         remarks=_remarks(metrics, rules) if stable else (),
     )
@@ -250,15 +251,6 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
     return Reason("entropy_collapse", step, value, limit, sentence)
 
 
-RULES: tuple[Callable[[Sequence[Mapping[str, Any]], VerdictRules], Reason | None], ...] = (
-    _non_finite,
-    _reward_fall,
-    _kl_blowup,
-    _entropy_collapse,
-)
-"""The rules, each from metrics and thresholds to a reason or None."""
-
-
 def _levels(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> list[Level]:
     """The smoothed reward; its first value precedes every update, because a global step samples before it updates."""
     return levels(series(metrics, REWARD), rules.window, rules.noise_margin)
@@ -287,14 +279,10 @@ def _first_lasting(condition: Sequence[bool], patience: int) -> int | None:
     return None
 
 
-def _num_steps(metrics: Sequence[Mapping[str, Any]]) -> int:
-    """The rows but for row 0, which is an evaluation before the first step."""
-    return sum(int(record["step"]) > 0 for record in metrics)
-
-
 def _summary(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> dict[str, float | int]:
     """The numbers behind the rules; a series without values is omitted."""
-    summary: dict[str, float | int] = {"num_steps": _num_steps(metrics)}
+    # Row 0 is an evaluation before the first step.
+    summary: dict[str, float | int] = {"num_steps": sum(int(record["step"]) > 0 for record in metrics)}
     if metrics:
         summary["last_step"] = int(metrics[-1]["step"])
     found = _levels(metrics, rules)

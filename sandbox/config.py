@@ -47,22 +47,10 @@ class ModelBlock(Strict):
 
     def build(self, vocab_size: int) -> ModelConfig:
         """The config of a decoder with these sizes and a vocabulary of `vocab_size` tokens."""
-        dense = tuple(range(self.num_layers)) if self.num_experts == 0 else self.dense_layers
-        return ModelConfig(
-            vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            num_experts=self.num_experts,
-            experts_per_token=self.experts_per_token,
-            expert_size=self.expert_size,
-            dense_size=self.dense_size,
-            dense_layers=dense,
-            shared_expert_size=self.shared_expert_size,
-            gate=GATES[self.gate],
-        )
+        sizes = self.model_dump(exclude={"path"}) | {"vocab_size": vocab_size, "gate": GATES[self.gate]}
+        if self.num_experts == 0:
+            sizes["dense_layers"] = tuple(range(self.num_layers))
+        return ModelConfig(**sizes)
 
 
 class TrainingBlock(Strict):

@@ -79,5 +79,5 @@ def _fill(model: MoE, tokenizer: CharTokenizer | Path, folder: Path) -> None:
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
     if isinstance(tokenizer, CharTokenizer):
         tokenizer.save(folder)
-        return
-    copy_tokenizer(tokenizer, folder)
+    else:
+        copy_tokenizer(tokenizer, folder)

@@ -73,8 +73,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             raise
         # An engine of its own: evaluation loads weights, which would clear the run's prefix cache, and under stale
         # weights enter its history.
-        exact = build_engine(config, learner.model.config, task, ())
-        evaluation = Evaluation(config, exact)
+        evaluation = Evaluation(config, build_engine(config, learner.model.config, task, ()))
         shown = progress_of(progress, config.name, config.num_steps, first)
         recording = Recording(config, folder, evaluation, shown, task.tokenizer)
         try:
@@ -83,10 +82,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         except NonFiniteError as error:
             # `step` is set as a global step begins, so this is the number of the step that failed.
             number = learner.step + 1
-            # A gradient, or an engine that overflows in fp16, ends a step before its row.
-            if not folder.metrics() or folder.metrics()[-1]["step"] < number:
-                metric = "rollout_corr/k3_kl" if isinstance(error, OverflowError) else "actor/grad_norm"
-                folder.append_metrics(number, {metric: math.inf})
+            _record_failure(folder, number, error)
             finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}") from error
         finally:
@@ -94,6 +90,13 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
                 shown.close()
         finish(config, folder)
     return folder
+
+
+def _record_failure(folder: RunFolder, number: int, error: NonFiniteError) -> None:
+    """A row for the step that failed, where it has none: a gradient, or fp16's overflow, ends a step before its row."""
+    if not folder.metrics() or folder.metrics()[-1]["step"] < number:
+        metric = "rollout_corr/k3_kl" if isinstance(error, OverflowError) else "actor/grad_norm"
+        folder.append_metrics(number, {metric: math.inf})
 
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:

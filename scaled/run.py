@@ -15,7 +15,7 @@ from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.progress import ProgressKind
 from lab.records import RunFolder, manifest
-from scaled.checks import check_config, check_prompts, check_vocabulary, installed, open_task
+from scaled.checks import ready
 from scaled.config import ScaledRun
 from scaled.plan.summary import metric_payloads
 from scaled.vllm_engine.quantize import choose_kernels
@@ -28,12 +28,8 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     (OSErrors) where engines or ranks died too often; ArithmeticError where a gradient is not finite (after writing
     verdict and report) or an engine disagrees with the trainer (ProbeError; the run can be resumed).
     """
-    versions = installed()
-    shape = check_config(config)
-    task = open_task(config)
-    check_vocabulary(config, task, shape)
-    check_prompts(config, task)
-    # Imported late: both need Ray, for which `installed` has just checked.
+    versions, shape, task = ready(config)
+    # Imported late: both need Ray, for which `ready` has just checked.
     from scaled.cluster.ray_cluster import cluster
     from scaled.session import Session
 

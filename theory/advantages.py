@@ -224,9 +224,3 @@ FORMULAS: dict[str, str] = {
     "optimal_token": "A_t = R - sum W_t R / sum W_t, W_t = sum_(s<=t) (1 - 2 old_s + sum_v old(v)^2)",
 }
 """Their formulas, as text."""
-
-__all__ = [
-    "ADVANTAGES", "FORMULAS", "OF_LENGTHS", "OF_TOKENS", "advantages_of", "group_mean", "group_norm",
-    "keep_mixed_groups", "leave_one_out", "noisy_labels", "opo", "optimal_token", "overlong_penalty", "reinforce_pp",
-    "reinforce_pp_baseline",
-]  # fmt: skip

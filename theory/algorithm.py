@@ -166,6 +166,17 @@ class Algorithm(SamplingSettings, BatchSettings):
         """The routing of each pass under this mode."""
         return PASSES[cast("Mode", self.mode)]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Settings of this recipe without effect: for the start of a run, a line each that names the field."""
+        if not self.passes.trains_predictor or self.num_minibatches > 1:
+            return ()
+        plain = self.mode.replace("Pr", "R")
+        return (
+            f"batch.num_minibatches: with 1 {self.mode} is {plain}: its predictor learns from a rollout's second "
+            f"mini-batch on, and stays zero",
+        )
+
     def num_feature_rows(self, num_responses: int) -> int:
         """Rows of each response whose router logits are kept: the predictor's T_c, or in modes without one at most T_c
         and `COMPARED_ROWS` of a batch of `num_responses` (one of each, if there are more responses)."""

@@ -88,6 +88,3 @@ def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, Updat
         spread = float((x_B - mean * num_B).square().sum()) * B / (B - 1)
         found["rollout_corr/drift_se"] = spread**0.5 / num / (2 * mean**0.5)
     return found
-
-
-__all__ = ["drift_metrics", "squared_drift"]

@@ -68,6 +68,3 @@ def require_ranges(part: Any, label: str = "") -> None:
         # A value without bounds need not be a number: `betas` is a pair, and some fields may be None.
         if words.bounds and not words.allows(value):
             raise ValueError(f"{label or name}: expected {words.rule(name)}, got {value}")
-
-
-__all__ = ["About", "about", "require_ranges"]

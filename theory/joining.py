@@ -123,6 +123,3 @@ def _top(each: Sequence[Parts]) -> TopTokens | None:
         logp.append(logp_TK)
     offsets = offsets_of([len(rows) for rows in ids])
     return TopTokens(torch.cat(ids), torch.cat(logp), offsets, some.vocab_size)
-
-
-__all__ = ["Parts", "join"]

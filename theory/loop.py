@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from theory.advantages import keep_mixed_groups, noisy_labels, overlong_penalty
+from theory.advantages import keep_mixed_groups
 from theory.algorithm import Algorithm
 from theory.contracts import (
     MiniBatch,
@@ -117,14 +117,8 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
         metrics |= version_lag_metrics(rollouts, step) | token_lag_metrics(rollouts, step)
     metrics |= old_pass_metrics(rollouts, old.scores, algorithm.passes)
     # Only advantages see label noise and the length penalty; metrics above have the true rewards.
-    labels_PG = noisy_labels(rewards_PG, algorithm.label_noise, stream(seed, "label_noise", step))
-    if algorithm.overlong_buffer:
-        # The penalty counts observations too; the lengths below count sampled tokens only.
-        whole_PG = torch.tensor([len(r.is_response) for r in rollouts.responses]).view_as(labels_PG)
-        buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
-        labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
-    lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
-    advantages_B, advantages_BT = given_advantages(objective, rollouts, labels_PG, lengths_PG, old.scores)
+    noise = stream(seed, "label_noise", step)
+    advantages_B, advantages_BT = given_advantages(algorithm, rollouts, rewards_PG, old.scores, noise)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
     split = split_groups(step, algorithm, seed)
@@ -168,15 +162,12 @@ def collect(
         backlog = Backlog.at(step, algorithm) if backlog is None else backlog
         rollouts, rewards_PG, metrics, left = first_complete(step, algorithm, rollout, task, seed, backlog)
         return Collected(rollouts, rewards_PG, metrics, backlog=left)
-    P, G = algorithm.num_prompts, algorithm.num_responses
+    P, G, rounds = algorithm.num_prompts, algorithm.num_responses, algorithm.dynamic_sampling_rounds
     batches: list[Rollouts] = []
     mixed: list[tuple[int, int, Tensor]] = []
     uniform: list[tuple[int, int, Tensor]] = []
-    rounds = algorithm.dynamic_sampling_rounds
-    drawn = 0
-    for drawn in range(1, rounds + 1):
-        # Every round of every step has its own prompts and its own seed.
-        draw = step * rounds + drawn - 1
+    # Every round of every step has its own prompts and its own seed.
+    for draw in range(step * rounds, (step + 1) * rounds):
         sampling = Sampling(
             max_tokens=algorithm.max_tokens,
             num_responses=G,
@@ -196,7 +187,7 @@ def collect(
     # Never fewer than P: every round draws P groups, mixed or not.
     groups = (mixed + uniform)[:P]
     kept = sum(int(keep_mixed_groups(rewards_G[None])[0]) for *_, rewards_G in groups)
-    metrics = {"sampling/rounds": float(drawn), "sampling/kept_group_fraction": kept / P}
+    metrics = {"sampling/rounds": float(len(batches)), "sampling/kept_group_fraction": kept / P}
     # One select per stretch of one batch's groups, so that a batch whose groups are all kept is not copied.
     parts = [
         batches[n].select([p * G + g for _, p, _ in own for g in range(G)])

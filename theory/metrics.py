@@ -219,6 +219,3 @@ def check(metrics: Mapping[str, object]) -> None:
             raise unknown_name("metric", name, REGISTRY)
         if value is None:
             raise ValueError(f"{name}: expected a number, got None (a metric without data is left out)")
-
-
-__all__ = ["REGISTRY", "Metric", "check", "describe"]

@@ -47,6 +47,3 @@ def number(label: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{label}: expected a number, got {value!r}")
     return float(value)
-
-
-__all__ = ["did_you_mean", "listed", "number", "unknown_name"]

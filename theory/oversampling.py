@@ -224,6 +224,3 @@ def _grown(group: StartedGroup, rollouts: Rollouts, places: dict[int, int], samp
         parts = [(part, i) for part, i in found if len(part.responses[i].tokens)]
         each.append(Parts(g, group.prompt, parts or found[-1:]))
     return join(each, sampling)
-
-
-__all__ = ["Backlog", "StartedGroup", "OpenGroups", "continued", "first_complete", "split"]

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from theory.advantages import ADVANTAGES, advantages_of
+from theory.advantages import ADVANTAGES, advantages_of, noisy_labels, overlong_penalty
+from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, Rollouts, TokenScores, TrainingEngine
 from theory.objectives import Objective
 from theory.routing.passes import ModePlan, RoutingPlan
@@ -20,22 +21,30 @@ from theory.routing.shift import router_shift
 
 
 def given_advantages(
-    objective: Objective,
+    algorithm: Algorithm,
     rollouts: Rollouts,
-    labels_PG: Float[Tensor, "P G"],
-    lengths_PG: Int[Tensor, "P G"],
+    rewards_PG: Float[Tensor, "P G"],
     scores: TokenScores,
+    noise: torch.Generator,
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B T"] | None]:
     """The advantages of responses, and those of tokens where the objective has them (theory/advantages.py).
 
-    Raises ValueError where these need sums of squares that the training engine did not report.
+    They see the rewards with label noise, drawn from `noise`, and with the length penalty. Raises ValueError where
+    those of tokens need sums of squares that the training engine did not report.
     """
-    if not objective.has_token_advantages:
-        return advantages_of(objective.advantage, labels_PG, lengths_PG).reshape(-1), None
+    labels_PG, advantage = noisy_labels(rewards_PG, algorithm.label_noise, noise), algorithm.objective.advantage
+    if algorithm.overlong_buffer:
+        # The penalty counts observations too; the lengths below count sampled tokens only.
+        whole_PG = torch.tensor([len(r.is_response) for r in rollouts.responses]).view_as(labels_PG)
+        buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
+        labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
+    if not algorithm.objective.has_token_advantages:
+        lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
+        return advantages_of(advantage, labels_PG, lengths_PG).reshape(-1), None
     if scores.sum_squares_BT is None:
-        raise ValueError(f"advantage {objective.advantage} needs sum_v old(v)^2 from the training engine, got none")
+        raise ValueError(f"advantage {advantage} needs sum_v old(v)^2 from the training engine, got none")
     is_response_BT = rollouts.padded().is_response_BT
-    tokens_BT = ADVANTAGES[objective.advantage](labels_PG, scores.logp_BT, scores.sum_squares_BT, is_response_BT)
+    tokens_BT = ADVANTAGES[advantage](labels_PG, scores.logp_BT, scores.sum_squares_BT, is_response_BT)
     return advantages_of("group_mean", labels_PG).reshape(-1), tokens_BT
 
 
@@ -90,6 +99,3 @@ def _shift(
     exists_BT = torch.arange(batch.is_response_BT.shape[1]) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
     # The old pass has rows of the whole batch; `now` has those of the chosen responses, in their order.
     return router_shift(old.router_scores.select(chosen), now.router_scores, batch.predicting_row_BT, exists_BT)
-
-
-__all__ = ["given_advantages", "prepared"]

@@ -232,6 +232,3 @@ def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tens
     # A boolean mask is filled row by row: one copy for the batch, and no loop over rows.
     out[torch.arange(out.shape[1]) < length_B[:, None]] = torch.cat(list(parts))
     return out
-
-
-__all__ = ["Draw", "Finish", "Prompt", "Response", "Rollouts", "Sampling", "TokenBatch"]

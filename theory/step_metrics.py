@@ -12,7 +12,7 @@ from torch import Tensor
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
 from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
 from theory.routing.features import RouterFeatures
-from theory.routing.measures import is_noop, route_distances, routing_metrics
+from theory.routing.measures import route_distances, routing_metrics
 from theory.routing.passes import ModePlan
 from theory.routing.record import RoutingRecord
 
@@ -80,12 +80,11 @@ def old_pass_metrics(rollouts: Rollouts, scores: TokenScores, passes: ModePlan) 
     metrics |= _some(routing, "router_disagreement", "token_disagreement", "sequence_mean_difference")
     # A maximum: 0 only where mu and old agree on every token, so that nothing had to be replayed.
     difference = metrics["rollout_corr/probs_diff_max"]
-    # `is_noop` refuses a nan; the run itself reports it, with the tensors at fault (lab/recording.py).
+    # Of a nan nothing is known; the run itself reports it, with the tensors at fault (lab/recording.py).
     is_compared = "routing/router_disagreement" in routing and not math.isnan(difference)
     if passes.old == "replay_rollout" and is_compared:
-        is_same = routing["routing/router_disagreement"] == 0
-        # `is_noop` counts both records again, so it is asked only where the first count found no difference.
-        metrics["routing/noop"] = float(is_same and is_noop(rollouts.experts, scores.natural, difference))
+        # Replay changed no route although the engines disagree: then it was probably not plugged in.
+        metrics["routing/noop"] = float(routing["routing/router_disagreement"] == 0 and difference > 0)
     return metrics
 
 

@@ -17,6 +17,3 @@ def tempered(logits: Float[Tensor, "*rows V"], temperature: float) -> Float[Tens
         return logits
     # vLLM's sampler divides in float32, too: a quotient rounded to 16 bits would be that of another policy.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
-
-
-__all__ = ["tempered"]

@@ -88,6 +88,3 @@ def id_dtype(vocab_size: int) -> torch.dtype:
 
 def _offsets(lengths: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-
-
-__all__ = ["TopTokens", "id_dtype"]

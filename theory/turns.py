@@ -106,6 +106,3 @@ def sampled_tokens(task: Task, prompt: Prompt, tokens: Sequence[int], stop_token
             raise ValueError(f"prompt {prompt.id}: expected the observation {observation}, got {tokens[end:start]}")
         is_response[end:start] = False
     return is_response
-
-
-__all__ = ["roll_out", "sampled_tokens"]

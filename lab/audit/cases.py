@@ -194,5 +194,3 @@ def _scale(name: str, distance: Callable[[float], float], level: float) -> float
 
 BUILDERS: dict[str, Builder] = {"tabular": exact_cases, "linear": exact_cases}
 """The kinds of policies that need no world."""
-
-__all__ = ["BUILDERS", "MAX_REWARDS", "Builder", "Case", "Cases", "draw_reward", "exact_cases", "tree_keys"]

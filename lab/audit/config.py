@@ -189,18 +189,18 @@ class AuditConfig(Strict):
         return tuple(block for one in raw for block in (every_objective() if one == "all" else [one]))
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> AuditConfig:
+    def _names_arerequire_known(self) -> AuditConfig:
         labels = [objective.name for objective in self.objectives]
         _distinct("objectives", labels)
         _distinct("policies", [f"{block.label}, {_engine(self.discrepancy_of(block))}" for block in self.policies])
         _distinct("rewards", self.rewards)
         for reward in self.rewards:
-            _known("rewards", reward, REWARDS)
+            require_known("rewards", reward, REWARDS)
         for index, block in enumerate(self.policies):
             for label in block.objectives or ():
-                _known(f"policies.{index}.objectives", label, labels)
+                require_known(f"policies.{index}.objectives", label, labels)
         for field in ("first", "second") if self.compare is not None else ():
-            _known(f"compare.{field}", getattr(self.compare, field), labels)
+            require_known(f"compare.{field}", getattr(self.compare, field), labels)
         return self
 
     def discrepancy_of(self, block: Policies) -> DiscrepancyBlock | None:
@@ -255,7 +255,8 @@ def _distinct(field: str, names: Iterable[str]) -> None:
             raise ValueError(f"{field}: expected distinct names, got '{name}' {count} times")
 
 
-def _known(field: str, name: str, known: Iterable[str]) -> None:
+def require_known(field: str, name: str, known: Iterable[str]) -> None:
+    """Raises ValueError, naming the field, for a name that is not one of these."""
     known = list(known)
     if name not in known:
         hint = did_you_mean(name, known)

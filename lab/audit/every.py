@@ -51,6 +51,3 @@ def _is_enumerable(block: dict[str, Any]) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-__all__ = ["every_objective"]

@@ -28,8 +28,9 @@ from lab.audit.table import (
     records,
     tidy,
 )
-from lab.report.figures import Caption, Figure, Scale, hover
-from lab.report.style import DASHES, PALETTE, number
+from lab.report.figures import Caption, Figure, hover, line_trace
+from lab.report.scale import Scale
+from lab.report.style import number
 
 SIZES = [2**k for k in range(4, 17)]
 """Sample sizes of the error curves."""
@@ -74,10 +75,10 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
     for (run, name), (low, centre, high) in quartiles.items():
         role = "line" if name == "bias" else "open"
         if name == "bias":
-            ends = _trace(run, labels, "line", [scale.place(low), scale.place(high)], [labels[run]] * 2)
+            ends = line_trace(run, labels[run], "line", [scale.place(low), scale.place(high)], [labels[run]] * 2)
             data.append(ends | {"mode": "lines", "line": {"width": 4}, "opacity": 0.45, "hoverinfo": "skip"})
         words = f"{COLUMNS[name]}: median {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
-        dot = _trace(run, labels, role, [scale.place(centre)], [labels[run]]) | {"mode": "markers"}
+        dot = line_trace(run, labels[run], role, [scale.place(centre)], [labels[run]], "markers")
         data.append(dot | hover(["<br>".join(textwrap.wrap(words, 40))]))
     # The largest first: plotly draws a category axis from the bottom up, so the least stands on top.
     order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
@@ -119,11 +120,11 @@ class QuartileLines:
             x = numbers(part, x_name).tolist()
             centre, low, high = ([y_scale.place(tidy(v)) for v in numbers(part, name)] for name in names)
             data.append(
-                _trace(run, of.labels, "band", x + x[::-1], high + low[::-1])
+                line_trace(run, of.labels[run], "band", x + x[::-1], high + low[::-1])
                 | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}
             )
             texts = [number(tidy(v)) for v in numbers(part, self.name)]
-            data.append(_trace(run, of.labels, "line", x, centre) | hover(texts))
+            data.append(line_trace(run, of.labels[run], "line", x, centre, "lines+markers") | hover(texts))
         title = KL_AXIS if x_name == "kl_mu_pi" else "longest response T, tokens"
         ticks = {} if x_name == "kl_mu_pi" else {"tickvals": distinct(found, x_name)}
         layout = {
@@ -139,13 +140,16 @@ class QuartileLines:
 def error_curve(of: Slice) -> Figure | None:
     """Root mean squared error over the number of sampled responses: first variance dominates, in the end bias."""
     found = at_middle(at_longest(of.rows))
-    curves = []
+    curves: list[tuple[int, list[float]]] = []
     for run, part in of.lines(found):
         # Per policy first: the bias and the variance of one policy belong together.
         errors = [np.median(np.sqrt(numbers(part, "bias") ** 2 + numbers(part, "variance") / n)) for n in SIZES]
         curves.append((run, [float(e) for e in errors]))
     y_scale = _scale([e for _, errors in curves for e in errors], "log")
-    data = [_trace(run, of.labels, "line", SIZES, errors) | hover(map(number, errors)) for run, errors in curves]
+    data = [
+        line_trace(run, of.labels[run], "line", SIZES, errors, "lines+markers") | hover(map(number, errors))
+        for run, errors in curves
+    ]
     layout = {
         "xaxis": _scale(SIZES, "log").axis() | {"title": {"text": "sampled responses n"}},
         "yaxis": y_scale.axis(),
@@ -171,9 +175,7 @@ def split_bars(of: Slice) -> Figure | None:
             bar = {"type": "bar", "x": [label], "y": [value], "name": label, "meta": {"run": run, "role": role}}
             data.append(bar | hover([f"{words} alone: {number(value)}"]))
         both = tidy(float(row["bias"]))
-        data.append(
-            _trace(run, of.labels, "mark", [label], [both]) | {"mode": "markers"} | hover([f"both: {number(both)}"])
-        )
+        data.append(line_trace(run, label, "mark", [label], [both], "markers") | hover([f"both: {number(both)}"]))
     stacked = numbers(found, "bias_discrepancy") + numbers(found, "bias_staleness")
     top = max(float(numbers(found, "bias").max()), float(stacked.max()))
     layout = {
@@ -201,8 +203,7 @@ def trade_off(of: Slice) -> Figure | None:
             for row in records(part)
         ]
         data.append(
-            _trace(run, of.labels, "line", numbers(part, "variance").tolist(), y)
-            | {"mode": "lines+markers"}
+            line_trace(run, of.labels[run], "line", numbers(part, "variance").tolist(), y, "lines+markers")
             | hover(texts)
         )
     layout = {
@@ -256,10 +257,3 @@ def along_distance(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _scale(values: Any, axis: str) -> Scale:
     return Scale.of([tidy(float(v)) for v in values if not math.isnan(v)], axis)
-
-
-def _trace(run: int, labels: Sequence[str], role: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines+markers", "x": x, "y": y, "name": labels[run], "cliponaxis": False,
-        "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]}, "meta": {"run": run, "role": role},
-    }  # fmt: skip

@@ -13,11 +13,6 @@ from lab.records import RunFolder
 FILE, PAGE = "audit.json", "audit.html"
 
 
-def to_json(frame: pd.DataFrame) -> str:
-    """The frame as the text of audit.json; missing values are null."""
-    return casebook.to_json(frame, COLUMNS)
-
-
 def read(path: str | Path) -> pd.DataFrame:
     """The dataframe in an audit.json; ValueError with the file's name if it has none."""
     frame = casebook.read(path, "an audit")
@@ -31,7 +26,4 @@ def read(path: str | Path) -> pd.DataFrame:
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
     """Writes audit.json, whose presence marks the audit as finished; its path."""
-    return casebook.write(folder, FILE, to_json(frame))
-
-
-__all__ = ["FILE", "PAGE", "read", "to_json", "write"]
+    return casebook.write(folder, FILE, frame, COLUMNS)

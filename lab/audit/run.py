@@ -160,6 +160,3 @@ class _Measured:
             "router_disagreement": getattr(problem, "disagreement", math.nan),
             "router_staleness": getattr(problem, "staleness", math.nan),
         }
-
-
-__all__ = ["Rows", "audit"]

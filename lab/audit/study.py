@@ -186,6 +186,3 @@ def _case(place: dict[str, str]) -> str:
     mode = f", {place['mode']}" if place["mode"] != "none" else ""
     group = group_words(place["group"], place["baseline"])
     return f"{place['policy']}, {place['engine']}{mode}; reward {place['reward']}; {group}"
-
-
-__all__ = ["study"]

@@ -48,6 +48,3 @@ def derived(cls: type, name: str, **changes: Any) -> Any:
     default = next(field.default for field in fields(cls) if field.name == name)
     settings: dict[str, Any] = {"default": default, "description": words.words, **words.bounds, **changes}
     return Field(**settings)
-
-
-__all__ = ["Derived", "derived"]

@@ -10,19 +10,11 @@ VISIBLE = 1e-4
 """A log-probability below -VISIBLE, in nats, is too far from 0 to be a rounded 0."""
 
 
-def shift(view: View) -> float | None:
-    """s in {-1, 1} that minimises mean |log mu_t - log old_{t+s}| within responses."""
-    found = _shifted(view)
-    return None if found is None else float(found[0])
+def shift(view: View) -> tuple[int, float] | None:
+    """s in {-1, 1} that minimises mean |log mu_t - log old_{t+s}| within responses, and the gain from it.
 
-
-def shift_gain(view: View) -> float | None:
-    """mean |log mu_t - log old_t| / mean |log mu_t - log old_{t+s}|, s the better of -1 and 1; above 1: misaligned."""
-    found = _shifted(view)
-    return None if found is None else found[1]
-
-
-def _shifted(view: View) -> tuple[int, float] | None:
+    The gain is mean |log mu_t - log old_t| / mean |log mu_t - log old_{t+s}|; above 1: misaligned.
+    """
     # Responses are packed one after the other: a pair of neighbours counts only within one response.
     is_inner = view.response_n[1:] == view.response_n[:-1]
     if int(is_inner.sum()) < MIN_TOKENS:

@@ -1,9 +1,9 @@
-"""The change point of a series over steps, and its trend: two rank tests with exact null distributions.
+"""Whether a series over steps changes: two rank tests, of a level and of a trend, with exact null distributions.
 
 Null hypothesis of both: the n values are exchangeable, every order equally likely (a constant level under noise of any
 law, heavy tails included). The statistics depend on ranks alone, so their null distribution depends on n alone; it is
 drawn from NUM_ORDERS random orders, and p = (1 + orders at least as extreme) / (1 + NUM_ORDERS), whose level is exact
-for values without ties (Phipson and Smyth, 2010). Under a trend both tests fire; `is_jump` says which fits better.
+for values without ties (Phipson and Smyth, 2010). Under a trend both tests fire; steps/shape.py says which fits better.
 """
 
 from __future__ import annotations
@@ -26,17 +26,10 @@ LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Change:
-    """A series in two parts: the first `at` values and the rest. `p` tests for any change, `trend_p` for a trend."""
+    """The p-values of two tests of a series: `p` for a change of level, `trend_p` for a trend."""
 
-    at: int
     p: float
     trend_p: float
-    before: float
-    """Median of the first part."""
-    after: float
-    """Median of the rest."""
-    is_jump: bool
-    """Whether two levels fit the ranks with a smaller sum of squares than a straight line."""
 
     @property
     def is_clear(self) -> bool:
@@ -45,7 +38,7 @@ class Change:
 
 
 def change(values: Sequence[float]) -> Change | None:
-    """The clearest change of level in the series; None below FEWEST values. ValueError unless all are finite."""
+    """Both tests of the series; None below FEWEST values. ValueError unless all are finite."""
     x = torch.tensor(list(values), dtype=torch.float64)
     if not bool(x.isfinite().all()):
         raise ValueError(f"values: expected finite numbers, got {[v for v in values if not abs(v) < float('inf')][:3]}")
@@ -54,20 +47,8 @@ def change(values: Sequence[float]) -> Change | None:
         return None
     rank_1n = _midranks(x)[None]
     null_level, null_trend = _null(n)
-    scans_t = _scan(rank_1n)[0]
-    at = int(scans_t.argmax()) + 1  # the scan starts at t = 1
-    time_n = torch.arange(n, dtype=torch.float64)
-    line = _left(rank_1n[0], time_n)
-    # `at` is from 1 to n - 1, so the step function takes both values and `_left` never divides by 0.
-    levels = _left(rank_1n[0], (time_n >= at).double())
-    return Change(
-        at=at,
-        p=p_value(scans_t.max(), null_level),
-        trend_p=p_value(_trend(rank_1n)[0].abs(), null_trend),  # two-sided: either direction is a trend
-        before=x[:at].median().item(),  # torch's median: the lower of two middle values
-        after=x[at:].median().item(),
-        is_jump=levels < line,
-    )
+    # Two-sided: either direction is a trend.
+    return Change(p_value(_scan(rank_1n).max(), null_level), p_value(_trend(rank_1n)[0].abs(), null_trend))
 
 
 def _midranks(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -104,9 +85,3 @@ def p_value(value: Tensor, null_m: Float[Tensor, " m"]) -> float:
     """The share of null draws that are at least as large; the value counts as a draw, so that the level is exact."""
     # The margin counts an equal statistic as at least as extreme, however its sums were rounded.
     return (1 + int((null_m >= value - 1e-9).sum())) / (1 + len(null_m))
-
-
-def _left(y: Float[Tensor, " n"], x: Float[Tensor, " n"]) -> float:
-    """The residual sum of squares of the least-squares line y ~ a + b x."""
-    x, y = x - x.mean(), y - y.mean()
-    return (y.square().sum() - (x * y).sum().square() / x.square().sum()).item()

@@ -47,6 +47,11 @@ def disagreement(view: View) -> float | None:
     return router_disagreement(mu, old)
 
 
+def _part(pair: Callable[[View], tuple[float, float] | None], i: int) -> Callable[[View], float | None]:
+    """One number of a clue that comes as two."""
+    return lambda view: None if (found := pair(view)) is None else found[i]
+
+
 CLUES: dict[str, Clue] = {
     "num_tokens": Clue("sampled tokens", "n", lambda view: float(len(view))),
     "temperature": Clue("sampling temperature", "T, if the trace has it", lambda view: view.trace.temperature),
@@ -58,11 +63,13 @@ CLUES: dict[str, Clue] = {
     "rho_mean": Clue("mean ratio", "mean of rho; 1 for policies over the same tokens", gap.rho_mean),
     "rho_z": Clue("mean ratio - 1, in standard errors", "(mean rho - 1) / (std rho / sqrt n)", gap.rho_z),
     "one_sided": Clue("one-sidedness", "|sum d| / sum |d|", gap.one_sided),
-    "logit_slope": Clue("slope of logits", "a in logit mu = a logit old, least squares", gap.logit_slope),
-    "logit_fit": Clue("share explained by the slope", "of sum (logit mu - logit old)^2", gap.logit_fit),
+    "logit_slope": Clue("slope of logits", "a in logit mu = a logit old, least squares", _part(gap.logit_line, 0)),
+    "logit_fit": Clue("share explained by the slope", "of sum (logit mu - logit old)^2", _part(gap.logit_line, 1)),
     "correlation": Clue("correlation", "Pearson, of log mu and log old", gap.correlation),
-    "shift": Clue("better shift", "s of -1 and 1 with the least mean |log mu_t - log old_(t+s)|", alignment.shift),
-    "shift_gain": Clue("gain from that shift", "mean |d| unshifted / shifted", alignment.shift_gain),
+    "shift": Clue(
+        "better shift", "s of -1 and 1 with the least mean |log mu_t - log old_(t+s)|", _part(alignment.shift, 0)
+    ),
+    "shift_gain": Clue("gain from that shift", "mean |d| unshifted / shifted", _part(alignment.shift, 1)),
     "zero_share": Clue(
         "zeros", "log-probs exactly 0 on one side, p < 1/2 on the other, last tokens excluded", alignment.zero_share
     ),
@@ -77,8 +84,10 @@ CLUES: dict[str, Clue] = {
     "unrepeated_tail": Clue(
         "tail of the unrepeated part", "99 % quantile / median of |deviation - its mean|", gap.unrepeated_tail
     ),
-    "jump": Clue("fall along the response", "of mean log |d|/(1 - p), least of four parts of the prompts", gap.jump),
-    "jump_at": Clue("position of that fall", "in the response", gap.jump_at),
+    "jump": Clue(
+        "fall along the response", "of mean log |d|/(1 - p), least of four parts of the prompts", _part(gap.fall, 0)
+    ),
+    "jump_at": Clue("position of that fall", "in the response", _part(gap.fall, 1)),
     "surprise_gap": Clue("surprise - entropy", "mean of -log old - H(old), nats per token", sampler.mean_surprise),
     "surprise_z": Clue("surprise - entropy, in standard errors", "its mean / its standard error", sampler.surprise_z),
     "collision_z": Clue(

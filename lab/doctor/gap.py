@@ -68,19 +68,12 @@ def one_sided(view: View) -> float | None:
     return (view.d_n.sum().abs() / total).item() if total > 0 else None
 
 
-def logit_slope(view: View) -> float | None:
-    """Slope a of logit(mu) = a logit(old), least squares through 0: old's temperature / mu's, if only that differs."""
-    line = _logit_line(view)
-    return None if line is None else line[0]
+def logit_line(view: View) -> tuple[float, float] | None:
+    """Slope a of logit(mu) = a logit(old), least squares through 0, and the share of the difference that it explains.
 
-
-def logit_fit(view: View) -> float | None:
-    """Share of sum (logit mu - logit old)^2 that the slope explains, in [0, 1]; exact for two-token vocabularies."""
-    line = _logit_line(view)
-    return None if line is None else line[1]
-
-
-def _logit_line(view: View) -> tuple[float, float] | None:
+    The slope is old's temperature / mu's, if only that differs; the share, of sum (logit mu - logit old)^2, is in
+    [0, 1]. Exact for two-token vocabularies.
+    """
     # Near p = 1 the logit magnifies errors of log p by 1 / (1 - p).
     is_seen_n = (view.mu_n < -1e-3) & (view.old_n < -1e-3)
     if int(is_seen_n.sum()) < MIN_TOKENS or not bool((view.d_n[is_seen_n] != 0).any()):
@@ -138,23 +131,13 @@ def unrepeated_tail(view: View) -> float | None:
     return tail / max(middle, 1e-6) if tail > 1e-6 else None
 
 
-def jump(view: View) -> float | None:
-    """Largest fall of mean log |d|/(1 - p) from before a position to after it, in nats: the least of four parts.
+def fall(view: View) -> tuple[float, int] | None:
+    """Largest fall of mean log |d|/(1 - p) from before a position to after it, in nats, and that position.
 
-    The parts are prompts by their number modulo 4. The text at a position, and so the size of the gap, differs between
-    prompts; a change of weights shows on all of them. Only tokens with p < 0.997 count.
+    The least of four parts, prompts by their number modulo 4: the text at a position, and so the size of the gap,
+    differs between prompts; a change of weights shows on all of them. Only tokens with p < 0.997 count. Positions in a
+    response count from 0.
     """
-    found = _fall(view)
-    return None if found is None else found[0]
-
-
-def jump_at(view: View) -> float | None:
-    """First position after that fall; positions in a response count from 0."""
-    found = _fall(view)
-    return None if found is None else float(found[1])
-
-
-def _fall(view: View) -> tuple[float, int] | None:
     is_open_n = view.doubt_n > 0.003
     # Deviations below 1e-6 of a logit are float32 rounding and count as 1e-6.
     log_n = view.size_n[is_open_n].clamp(min=1e-6).log()

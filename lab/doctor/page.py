@@ -89,8 +89,8 @@ def logits(patients: Sequence[Patient]) -> Figure | None:
     """Each token at (logit old, logit mu): a temperature rotates the line, truncation lifts it."""
     data = []
     for patient in patients:
-        trace = patient.newest_trace
-        mu, old = (x[trace.is_response].double() for x in (trace.logp_mu, trace.logp_old))
+        view = View.of(patient.newest_trace)
+        mu, old = view.mu_n, view.old_n
         is_seen = (mu < -1e-4) & (old < -1e-4) & mu.isfinite() & old.isfinite()
         mu, old = mu[is_seen], old[is_seen]
         # Evenly spaced tokens, not the first ones: the page stays small, and every response has its share.

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lab.doctor.layers.reference import PRECISIONS, Precision, ReferenceModules, Routed
-from lab.doctor.layers.routers import response_rows
 from lab.doctor.routes import most
+from lab.doctor.view import View
 from lab.doctor.words import CAUSED, share
 from lab.report.style import number
 from lab.traces import Trace
@@ -102,8 +102,8 @@ class _Scored:
         # Without a temperature in the trace, log-probabilities count as those at 1.
         self.reference, self.temperature = reference, trace.temperature or 1.0
         self.sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(trace.offsets.tolist())]
-        self.row_n = response_rows(trace)[trace.is_response]
-        self.mu_n, self.old_n = (side[trace.is_response].double() for side in (trace.logp_mu, trace.logp_old))
+        view = View.of(trace)
+        self.row_n, self.mu_n, self.old_n = view.row_n, view.mu_n, view.old_n
 
     def under(self, precision: Precision, record: RoutingRecord | None = None) -> Float[Tensor, " n"]:
         """Log-probabilities in that precision; float32 is exact."""
@@ -119,6 +119,3 @@ class _Scored:
 def k3(sampled_n: Float[Tensor, " n"], scored_n: Float[Tensor, " n"]) -> float:
     """k3 estimate of KL(sampled || scored), nats per token; nan where a log-probability is not finite."""
     return k3_kl_mu_old(scored_n, sampled_n).mean().item()
-
-
-__all__ = ["ReplayTrial", "try_replay", "with_experts_old"]

@@ -63,17 +63,19 @@ def _named(name: str, causes: Mapping[Cause, float]) -> Cause:
     return next(cause for cause in causes if cause.name == name)
 
 
+MODEL = "--model FOLDER"
+STEPS = "; dumps of several steps show it too (firstorder doctor FOLDER)"
 CHECKS = {
     "routing": "Replay mu's experts in one scoring pass: if the gap shrinks, the routers cause it.",
     "precision": "Score the batch with bf16 weights in the engine: if the gap shrinks, the format causes it.",
-    "stale": "Read the version of the engine's weights; dumps of several steps show it too (firstorder doctor FOLDER).",
+    "stale": f"Read the version of the engine's weights{STEPS}.",
     "wrong_weights": "Compare a checksum of each tensor on both sides after a weight transfer.",
     "switched": "Score the responses sampled without a weight push separately.",
 }
 """A test of the cause, where one is shorter than its fix."""
-TRY = " With the weights that old scored with, --model FOLDER tries whether the gap comes through the routers."
+TRY = f" With the weights that old scored with, {MODEL} tries whether the gap comes through the routers."
 ROUTES_FIRST = (
-    f"{CHECKS['routing']} --model FOLDER does so where the dump has mu's experts and FOLDER old's weights. Or dump the "
+    f"{CHECKS['routing']} {MODEL} does so where the dump has mu's experts and FOLDER old's weights. Or dump the "
     "experts of both sides (columns experts_mu and experts_old). If the model is dense, --model with its folder rules "
     "routers out."
 )
@@ -108,9 +110,13 @@ def between(causes: Sequence[Cause], seen: Seen) -> Cause:
     return replace(UNDECIDED, words=lambda seen: told, fix=fix, shows=shows)
 
 
+def of_run(cause: Cause) -> Cause:
+    """The cause with tests that suit a run's folder: `--model` with experts takes the file of one step alone."""
+    return replace(cause, fix=cause.fix.replace(MODEL, f"firstorder doctor FILE {MODEL}").replace(STEPS, ""))
+
+
 UNDECIDED = Cause(
-    "undecided", "one of several causes that these numbers do not tell apart", lambda seen: 0.0,
-    lambda seen: "These numbers do not tell several causes apart.",
-    "Diagnose one of these steps alone (firstorder doctor FILE): it names the causes and a test of each.", (),
+    "undecided", "one of several causes that these numbers do not tell apart",
+    rule=lambda seen: 0.0, words=lambda seen: "", fix="",
 )  # fmt: skip
-"""The diagnosis where there are candidates; it has no rule."""
+"""The diagnosis where there are candidates: no rule names it, and `between` gives it its words."""

@@ -31,10 +31,8 @@ class View:
     response_n: Int[Tensor, " n"]
     position_n: Int[Tensor, " n"]
     """Position in the response, from 0; observations count as positions."""
-    context_n: Int[Tensor, " n"]
-    """A number of the tokens before it, prompt included: equal for equal contexts."""
-    row_n: Int[Tensor, " n"]
-    """The routing row of the token's input, which is the token before it."""
+    place_n: Int[Tensor, " n"]
+    """Place in `trace.tokens`."""
     entropy_n: Float[Tensor, " n"] | None
 
     @staticmethod
@@ -47,7 +45,7 @@ class View:
         lengths_B = trace.offsets.diff() - trace.num_prompt
         response_A = torch.repeat_interleave(torch.arange(len(trace)), lengths_B)
         position_A = torch.arange(len(mask_A)) - (lengths_B.cumsum(0) - lengths_B)[response_A]
-        # Places in `tokens`: the start of the sequence, its prompt, and the position in the response.
+        # The start of the sequence, its prompt, and the position in the response.
         place_A = trace.offsets[response_A] + trace.num_prompt[response_A] + position_A
         return View(
             trace=trace,
@@ -57,15 +55,24 @@ class View:
             token_n=trace.tokens[place_A][mask_A].long(),
             response_n=response_A[mask_A],
             position_n=position_A[mask_A],
-            # Never in the sequence before: a prompt has at least one token.
-            context_n=_contexts(trace)[place_A - 1][mask_A],
-            # Sequence b has S_b - 1 rows, so its rows start b places before its tokens; the input is one token before.
-            row_n=(place_A - response_A - 1)[mask_A],
+            place_n=place_A[mask_A],
             entropy_n=None if trace.entropy_old is None else trace.entropy_old[mask_A].double(),
         )
 
     def __len__(self) -> int:
         return len(self.mu_n)
+
+    @cached_property
+    def context_n(self) -> Int[Tensor, " n"]:
+        """A number of the tokens before it, prompt included: equal for equal contexts."""
+        # Never in the sequence before: a prompt has at least one token.
+        return _contexts(self.trace)[self.place_n - 1]
+
+    @cached_property
+    def row_n(self) -> Int[Tensor, " n"]:
+        """The routing row of the token's input, which is the token before it."""
+        # Sequence b has S_b - 1 rows, so its rows start b places before its tokens.
+        return self.place_n - self.response_n - 1
 
     @cached_property
     def draw_n(self) -> Int[Tensor, " n"]:

@@ -41,6 +41,11 @@ def share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
+def counted(num: int, what: str) -> str:
+    """A number of things: 1 step, 2,000 steps."""
+    return f"{num:,} {what}{'' if num == 1 else 's'}"
+
+
 def masked(seen: Seen) -> str:
     """Words for a distribution truncated on one side."""
     # A truncated side divides by the mass that it keeps, so its probabilities are the larger ones; rho is old/mu.
@@ -181,18 +186,17 @@ def fell(seen: Seen) -> str:
     """Words for weights that changed mid-response."""
     return (
         f"From position {seen['jump_at']:.0f} of the responses on, deviations are smaller by a factor of "
-        f"{2.718281828 ** min(seen['jump'], 20):.2g} on all prompts: the weights changed mid-response."
+        f"{math.exp(min(seen['jump'], 20)):.2g} on all prompts: the weights changed mid-response."
     )
 
 
 def recorded(seen: Seen) -> str:
     """Words for a routing record that differs from the routes that ran."""
-    if seen.get("unrecorded_share", 0) > 0.02:
-        return f"mu's experts are missing in {share(seen['unrecorded_share'])} of the (row, layer) pairs that old has."
     moved = " Shifted by one row they agree better." if seen.get("row_shift_gain", 0) > 1 else ""
+    agree = "Log-probabilities agree although " if seen["k3_kl"] < HARMLESS else ""
     return (
-        f"Log-probabilities agree although {share(seen['router_disagreement'])} of the recorded routers differ: the "
-        f"recorded experts are not the ones that ran.{moved}"
+        f"{agree}{share(seen['router_disagreement'])} of the recorded routers differ: the recorded experts are not "
+        f"the ones that ran.{moved}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.audit.config import AuditObjective, GroupBlock, StudySchemas
+from lab.audit.config import AuditObjective, GroupBlock, StudySchemas, require_known
 from lab.config.load import load
 from lab.strict import Strict
 from theory.exact.engines import BY_SCALE, ERRORS
@@ -24,7 +24,7 @@ from theory.exact.networks import NetworkPolicy, placed
 from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.training import OPTIMIZERS, Settings
 from theory.exact.tree import PrefixTree
-from theory.names import did_you_mean, unknown_name
+from theory.names import unknown_name
 
 Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[float, Field(gt=0, allow_inf_nan=True)]
@@ -172,12 +172,9 @@ class FlowConfig(Strict):
 
     def objective(self, label: str) -> FlowObjective:
         """The objective with this label; ValueError for an unknown one."""
-        for one in self.objectives:
-            if one.name == label:
-                return one
-        known = [one.name for one in self.objectives]
-        hint = did_you_mean(label, known)
-        raise ValueError(f"objective: expected one of {', '.join(known)}, got '{label}'{hint and f'; {hint}'}")
+        known = {one.name: one for one in self.objectives}
+        require_known("objective", label, known)
+        return known[label]
 
 
 def load_config(

@@ -14,8 +14,9 @@ import pandas as pd
 
 from lab.audit.table import distinct, numbers, parts, tidy
 from lab.flow.table import COLUMNS, MeanInterval, ends, interval
-from lab.report.figures import Caption, Figure, Scale, hover
-from lab.report.style import DASHES, PALETTE, number
+from lab.report.figures import Caption, Figure, hover, line_trace
+from lab.report.scale import Scale
+from lab.report.style import number
 
 Points = list[tuple[float, MeanInterval]]
 """Updates made, with the interval over problems there."""
@@ -102,13 +103,14 @@ def portraits(blocks: Mapping[str, pd.DataFrame], labels: Sequence[str]) -> list
     for number_, (error, (entropies, rewards)) in enumerate(found.items()):
         data: list[dict[str, Any]] = []
         for label in entropies:
+            run = labels.index(label)
             x = [tidy(one.mean) for _, one in entropies[label]]
             y = [tidy(one.mean) for _, one in rewards[label]]
             texts = [f"{label}, update {at:g}" for at, _ in entropies[label]]
-            data.append(_trace(labels, label, "line", x, y) | hover(texts) | {"mode": "lines+markers"})
+            data.append(line_trace(run, label, "line", x, y, "lines+markers") | hover(texts))
             data[-1]["meta"] |= {"small": True}
-            data.append(_trace(labels, label, "open", x[:1], y[:1]) | {"mode": "markers", "hoverinfo": "skip"})
-            data.append(_trace(labels, label, "end", x[-1:], y[-1:]) | {"mode": "markers", "hoverinfo": "skip"})
+            data.append(line_trace(run, label, "open", x[:1], y[:1], "markers") | {"hoverinfo": "skip"})
+            data.append(line_trace(run, label, "end", x[-1:], y[-1:], "markers") | {"hoverinfo": "skip"})
         layout = {
             "xaxis": across.axis() | {"title": {"text": "entropy of pi, nats per token"}},
             "yaxis": up.axis() | {"title": {"text": "expected reward J(pi)"}}, "hovermode": "closest",
@@ -160,20 +162,9 @@ def reward_maps(found: pd.DataFrame, optimum: float) -> list[Figure]:
 
 
 def _line(labels: Sequence[str], label: str, points: Points, scale: Scale) -> list[dict[str, Any]]:
-    x = [at for at, _ in points]
+    run, x = labels.index(label), [at for at, _ in points]
     mean, low, high = ([scale.place(tidy(getattr(one, side))) for _, one in points] for side in ("mean", "low", "high"))
     # A closed outline: along the upper edge, and back along the lower one.
-    band = _trace(labels, label, "band", x + x[::-1], high + low[::-1])
-    line = _trace(labels, label, "line", x, mean) | hover([str(one) for _, one in points])
+    band = line_trace(run, label, "band", x + x[::-1], high + low[::-1])
+    line = line_trace(run, label, "line", x, mean) | hover([str(one) for _, one in points])
     return [band | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}, line]
-
-
-def _trace(labels: Sequence[str], label: str, role: str, x: list[float], y: list[float]) -> dict[str, Any]:
-    run = labels.index(label)
-    return {
-        "type": "scatter", "mode": "lines", "x": x, "y": y, "name": label, "cliponaxis": False,
-        "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]}, "meta": {"run": run, "role": role},
-    }  # fmt: skip
-
-
-__all__ = ["BANDS", "COURSES", "CurveColumn", "curves", "panels", "portraits", "reward_maps", "scale_of"]

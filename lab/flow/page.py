@@ -104,6 +104,3 @@ def _table_rows(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[Co
         }
         for row in table_rows(frame)
     ]  # fmt: skip
-
-
-__all__ = ["render"]

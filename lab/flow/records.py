@@ -31,7 +31,4 @@ def read(path: str | Path) -> pd.DataFrame:
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
     """Writes flow.json, which marks the flow as done, and returns its path."""
-    return casebook.write(folder, FILE, casebook.to_json(frame, COLUMNS))
-
-
-__all__ = ["FILE", "PAGE", "read", "write"]
+    return casebook.write(folder, FILE, frame, COLUMNS)

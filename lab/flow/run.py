@@ -145,6 +145,3 @@ def lost_entropy(task: ExactTask, policy: MovablePolicy) -> float:
     logp = [x[is_lost_C[forest.context_of_node(t)]] for t, x in enumerate(policy.logp())]
     # Contexts are equally likely, so the lost ones are a uniform forest of their own.
     return mean_entropy(type(forest).uniform(forest.tree, int(is_lost_C.sum())), logp)
-
-
-__all__ = ["EXACT", "World", "engine_of", "flow", "lost_entropy", "problem_of", "run_of", "task_of"]

@@ -131,9 +131,3 @@ def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
         for row in table_rows(part):
             table.add_row(row["objective"], number(row["N"]), number(row["B"]), *row["cells"])
         yield table
-
-
-__all__ = [
-    "CELL", "COLUMNS", "TEXT", "MeanInterval", "difference", "ends", "focus", "interval", "of_cell",
-    "table_rows", "terminal_tables",
-]  # fmt: skip

@@ -148,6 +148,3 @@ def _scope(frame: pd.DataFrame) -> str:
 def _listed(words: Sequence[str]) -> str:
     *most, final = dict.fromkeys(words)
     return f"{'; '.join(most)} and {final}" if most else final
-
-
-__all__ = ["FACTOR", "Turn", "by_objective", "headline", "sentences", "turns"]

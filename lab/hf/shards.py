@@ -75,6 +75,3 @@ def _write_tensor(file: IO[bytes], name: str, stated: tuple[Shape, torch.dtype],
         raise ValueError(f"{name}: expected {tuple(stated[0])} {stated[1]}, got {tuple(tensor.shape)} {tensor.dtype}")
     # As uint8, because numpy has no bfloat16.
     file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-__all__ = ["DTYPES", "INDEX", "MAX_SHARD_BYTES", "Stated", "write_weights"]

@@ -7,9 +7,7 @@ from typing import Any
 
 from lab.levels import Series, trailing_mean
 from lab.report.figures import (
-    MARGIN,
     Figure,
-    Scale,
     caption,
     collapse_cross,
     end_labels,
@@ -19,6 +17,7 @@ from lab.report.figures import (
     smoothing_window,
 )
 from lab.report.runs import ReportRun
+from lab.report.scale import MARGIN, Scale
 from lab.report.story import first_step
 from lab.verdict import REWARD
 
@@ -35,7 +34,7 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
     window = _window([run for run, _ in found], max(len(values) for _, values in found))
     scale = Scale.of([value for _, values in found for _, value in values], "linear")
     smooth = [(run, trailing_mean(values, window)) for run, values in found]
-    data = run_lines(found, window, scale, marked=False)
+    data = run_lines(found, window, scale)
     for trace in data:
         trace["line"] |= {"width": 1 if trace["meta"]["role"] == "raw" else 2.5}
     data += [cross for run, values in smooth if (cross := collapse_cross(run, values, scale)) is not None]

@@ -15,8 +15,9 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from lab.report.figures import HEIGHT, MARGIN, Figure
+from lab.report.figures import Figure
 from lab.report.glossary import Glossary
+from lab.report.scale import HEIGHT, MARGIN
 from lab.report.style import PALETTE
 
 TEMPLATES = Path(__file__).parent / "template"
@@ -69,6 +70,3 @@ def _payload(drawn: Sequence[Drawn], num_runs: int) -> Markup:
 def _figure(figure: Figure, shown_in: str | None = None) -> dict[str, Any]:
     found = {"id": figure.id, "data": figure.data, "layout": figure.layout}
     return found if shown_in is None else found | {"slice": shown_in}
-
-
-__all__ = ["TEMPLATES", "Drawn", "Section", "page"]

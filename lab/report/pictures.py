@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.report.figures import BARS, Caption, Figure, Scale, bar_trace, hover
+from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
 from lab.report.runs import ReportRun
+from lab.report.scale import Scale
 from lab.report.style import number
 from lab.traces import Trace
 from theory.divergences import extreme_fraction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -12,7 +12,7 @@ from lab.config.load import read_mapping
 from lab.events import events
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
-from lab.report.style import fraction, number
+from lab.report.style import number
 from lab.run_files import StoredConfig, StoredEvent
 from lab.strict import validate
 from lab.traces import Trace
@@ -96,7 +96,7 @@ class ReportRun:
 
     @property
     def engine(self) -> str:
-        """The inference engine in words: vLLM's precision, or the sandbox engine's own description."""
+        """The inference engine in words: vLLM's precision, or the sandbox engine's own words in the manifest."""
         precision = self.setting("rollout", "precision")
         if isinstance(precision, dict):
             coarse = {"weights": "weights", "kv_cache": "cache"}
@@ -104,14 +104,7 @@ class ReportRun:
             if self.manifest.get("engine_kernels") == "rounded":
                 parts.append("rounded")  # values on the precision's grid, computed in a wider type
             return ", ".join([f"vLLM {precision.get('compute')}", *parts])
-        engine = self.setting("engine")
-        if not isinstance(engine, dict):
-            return "–"
-        defects = engine.get("defects")
-        if defects is None:
-            return str(engine.get("name") or engine.get("kind") or "–")
-        words = str(self.manifest.get("engine") or "; ".join(map(_defect_words, defects)) or "exact")
-        precision = self.setting("training", "precision")
+        words, precision = str(self.manifest.get("engine") or "–"), self.setting("training", "precision")
         return words if precision in (None, "fp32") else f"{words} (training in {precision})"
 
     def row(self) -> dict[str, str]:
@@ -125,9 +118,9 @@ class ReportRun:
             "replay": str(self.setting("algorithm", "replay", "mode") or "–"),
             "minibatches": str(minibatches or "–"),
             "steps": str(self.metrics[-1]["step"] if self.metrics else 0),
-            "accuracy_first": fraction(accuracy[0] if accuracy else None),
-            "accuracy_final": fraction(accuracy[-1] if accuracy else None),
-            "accuracy_peak": fraction(max(accuracy, default=None)),
+            "accuracy_first": number(accuracy[0] if accuracy else None, decimals=3),
+            "accuracy_final": number(accuracy[-1] if accuracy else None, decimals=3),
+            "accuracy_peak": number(max(accuracy, default=None), decimals=3),
             "kl": number(self.mean(KL)),
             "extreme": number(self.mean(EXTREME)),
             "entropy": number(entropy[-1][1] if entropy else None),
@@ -166,13 +159,6 @@ def shared_prefix(names: Sequence[str]) -> str:
         prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
     cut = max(prefix.rfind(mark) for mark in "-_ ") + 1
     return prefix[:cut]
-
-
-def _defect_words(defect: Mapping[str, Any]) -> str:
-    """A defect from its config block, kind and all values, for older runs without a manifest entry."""
-    dials = [value for key, value in defect.items() if key != "kind"]
-    values = [number(value) if isinstance(value, float) else str(value) for value in dials]
-    return " ".join([str(defect.get("kind")).replace("_", " "), *values])
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

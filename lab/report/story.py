@@ -52,7 +52,7 @@ def story(runs: Sequence[ReportRun]) -> Story:
     """The story of these runs, in their order."""
     found = groups(runs)
     told = [*map(_collapse, found), *map(_remarks, found), _accuracy(found), _kl(found)] if len(found) <= MANY else []
-    return Story(_headline(found), [sentence for sentence in told if sentence], _notes(found))
+    return Story(_headline(found), [sentence for sentence in (*told, _seeds(found)) if sentence], _notes(found))
 
 
 def first_step(run: ReportRun) -> int | None:
@@ -169,6 +169,23 @@ def _kl(found: Sequence[TreatmentGroup]) -> Sentence:
     return [Words("The KL between mu and old, in nats per token, was on average "), *_valued(known)]
 
 
+def _seeds(found: Sequence[TreatmentGroup]) -> Sentence:
+    """The different seeds: of replicates, or across which configs are compared; empty where all runs have one."""
+    each = [(group, group.seeds) for group in found if group.seeds]
+    every = sorted({seed for _, seeds in each for seed in seeds})
+    if len(every) < 2:
+        return []
+    if all(seeds == every for _, seeds in each):
+        whose = "The runs are replicates of one config" if len(each) == 1 else "Runs of one config are replicates"
+        return [Words(f"{whose}, with {_seed_words(every)}.")]
+    if len(found) > MANY:
+        across = _seed_words(every) if len(every) <= MANY else f"{len(every)} seeds"
+        return [Words(f"Configs are compared across {across}.")]
+    both = ", and runs of one config are replicates" if any(len(seeds) > 1 for _, seeds in each) else ""
+    values = [(group, _seed_words(seeds)) for group, seeds in each]
+    return [Words(f"Configs are compared across seeds{both}: "), *_valued(values)]
+
+
 def _notes(found: Sequence[TreatmentGroup]) -> list[str]:
     """The effect of each remedy, each once, and the number of seeds."""
     clauses = dict.fromkeys(clause for group in found for clause in Treatment(group.runs[0]).clauses())
@@ -187,6 +204,10 @@ def _ends(group: TreatmentGroup) -> tuple[float, float] | None:
     values = [[value for _, value in run.series(ACCURACY)] for run in group.runs]
     known = [some for some in values if len(some) >= 2]
     return (fmean(some[0] for some in known), fmean(some[-1] for some in known)) if known else None
+
+
+def _seed_words(seeds: Sequence[int]) -> str:
+    return f"seed{'' if len(seeds) == 1 else 's'} {listed([*map(str, seeds)])}"
 
 
 def _two(value: float | None) -> str:

@@ -32,12 +32,17 @@ DASHES = ("solid", "dash")
 """The dashes that distinguish runs of one colour, once the palette is used up."""
 
 
-def number(value: float | int | None) -> str:
-    """Three significant digits, small and large values as 3.4e-4; an en dash for None and nan."""
+def number(value: float | int | None, decimals: int | None = None) -> str:
+    """Three significant digits, small and large values as 3.4e-4; an en dash for None and nan.
+
+    With `decimals`, that many, so that columns of fractions line up.
+    """
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
     if value == 0:
         return "0"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
@@ -49,9 +54,9 @@ def number(value: float | int | None) -> str:
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
-def fraction(value: float | None) -> str:
-    """A fraction of counts with three decimals, so that columns line up; an en dash for no data."""
-    return "–" if value is None else f"{value:.3f}"
+def shortened(text: str, length: int) -> str:
+    """The text, cut to `length` characters where it has more; the last one is then an ellipsis."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def spread(positions: list[float], gap: float, low: float, high: float) -> list[float]:

@@ -142,8 +142,9 @@ def payloads(runs: Sequence[ReportRun]) -> Table | None:
             mean = run.mean(name)
             if mean is not None:
                 plan = planned.get(name)
-                share = "–" if not plan else f"{mean / plan:.3f}"
-                rows.append(TimingRow(run, (words, _megabytes(mean), _megabytes(plan), share)))
+                share = mean / plan if plan else None
+                cells = (words, _megabytes(mean), _megabytes(plan), number(share, decimals=3))
+                rows.append(TimingRow(run, cells))
     if not rows:
         return None
     note = (
@@ -175,16 +176,3 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
     )
     columns = ("ended", "steps done", "steps again", "seconds", "reason")
     return Table("interruptions", "Interruptions", columns, (False, True, True, True, False), tuple(rows), note)
-
-
-__all__ = [
-    "TRAINING",
-    "TimingRow",
-    "Table",
-    "TableFunction",
-    "Throughput",
-    "interruptions",
-    "payloads",
-    "shares",
-    "time_parts",
-]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
 from lab.report.runs import ReportRun
-from lab.report.style import number
+from lab.report.style import number, shortened
 from lab.traces import Trace
 from theory.routing.measures import whole_rows
 
@@ -34,12 +34,7 @@ PROMPT, OBSERVED, SAMPLED = "prompt", "answered by the task", "sampled"
 
 def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
     """Bars of the mean routing difference per vocabulary token, the largest first (R3 Table 11)."""
-    found = []
-    for run in runs:
-        trace = run.newest_trace
-        differences = None if trace is None else differences_of(trace)
-        if trace is not None and differences is not None:
-            found.append((run, trace, mean_by_token(differences.token_R, differences.d_R)))
+    found = [(run, trace, mean_by_token(of.token_R, of.d_R)) for run, trace, of in _with_differences(runs)]
     if not found:
         return None
     largest: dict[int, float] = {}
@@ -49,7 +44,7 @@ def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
         for token, mean in means.items():
             largest[token] = max(mean, largest.get(token, 0.0))
     ranked = sorted(largest, key=lambda token: (-largest[token], token))[:MOST_TOKENS]
-    names = _distinct([_escaped(_short(token_name(token, texts), LONGEST)) for token in ranked])
+    names = _distinct([_escaped(shortened(token_name(token, texts), LONGEST)) for token in ranked])
     data = []
     for run, _, means in found:
         y = [means.get(token) for token in ranked]
@@ -70,20 +65,10 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     The response has the largest mean difference of all runs. Sampled tokens are bold; the task's answers between two
     turns are framed.
     """
-    best: tuple[float, ReportRun, Trace, Differences, int] | None = None
-    for run in runs:
-        trace = run.newest_trace
-        if trace is None or (differences := differences_of(trace)) is None:
-            continue
-        b_R = differences.response_R
-        sums, sizes = torch.bincount(b_R, differences.d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
-        # -1 where a response has no whole row, so that argmax never picks it.
-        means_B = torch.where(sizes > 0, sums / sizes.clamp(min=1), -1.0)
-        if best is None or float(means_B.max()) > best[0]:
-            best = (float(means_B.max()), run, trace, differences, int(means_B.argmax()))
-    if best is None:
+    found = [_most_different(*one) for one in _with_differences(runs)]
+    if not found:
         return None
-    _, run, trace, differences, b = best
+    _, run, trace, differences, b = max(found, key=lambda one: one[0])
     shown = (differences.response_R == b).nonzero()[: COLUMNS * MOST_ROWS, 0]
     tokens, d = differences.token_R[shown].tolist(), differences.d_R[shown].tolist()
     every_source = _sources(trace, b)
@@ -126,6 +111,23 @@ class Differences(NamedTuple):
     d_R: Float[Tensor, " R"]
     response_R: Int[Tensor, " R"]
     position_R: Int[Tensor, " R"]
+
+
+def _with_differences(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, Trace, Differences]]:
+    """The runs whose newest trace has a row that both engines recorded."""
+    found = [(run, trace, differences_of(trace)) for run in runs if (trace := run.newest_trace) is not None]
+    return [(run, trace, differences) for run, trace, differences in found if differences is not None]
+
+
+def _most_different(
+    run: ReportRun, trace: Trace, differences: Differences
+) -> tuple[float, ReportRun, Trace, Differences, int]:
+    """The largest mean d of a response, and its number, with what was given."""
+    b_R = differences.response_R
+    sums, sizes = torch.bincount(b_R, differences.d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
+    # -1 where a response has no whole row, so that argmax never picks it.
+    means_B = torch.where(sizes > 0, sums / sizes.clamp(min=1), -1.0)
+    return float(means_B.max()), run, trace, differences, int(means_B.argmax())
 
 
 def differences_of(trace: Trace) -> Differences | None:
@@ -181,10 +183,6 @@ def token_name(token: int, texts: dict[int, str]) -> str:
 def _escaped(text: str) -> str:
     """The text escaped for plotly, which would read a token such as `<b>` as a tag."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _distinct(names: list[str]) -> list[str]:

@@ -109,6 +109,11 @@ class TreatmentGroup:
         """Preposition and name."""
         return f"{self.preposition} {self.name}"
 
+    @property
+    def seeds(self) -> list[int]:
+        """The distinct seeds that the configs state, ascending."""
+        return sorted({seed for run in self.runs if (seed := run.setting("seed")) is not None})
+
 
 def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     """The runs grouped by config without the seed, each group under distinct words."""

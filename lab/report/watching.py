@@ -35,6 +35,3 @@ def _state(folder: RunFolder) -> tuple[int, bool, int]:
     """The parts that change with the records: bytes of metrics.jsonl, existence of a verdict, number of traces."""
     path = folder.path / "metrics.jsonl"
     return path.stat().st_size if path.is_file() else 0, folder.is_finished, len(folder.traces())
-
-
-__all__ = ["EVERY_S", "watch"]

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from lab.tasks.arithmetic_styles import MARK, STYLES, longest
 from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
-from lab.tasks.tokenizers import CharTokenizer, Tokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer, text_after
 from theory.contracts import Prompt, Response
 from theory.streams import stream
 
@@ -110,11 +110,7 @@ class ArithmeticTask:
 
     def reward(self, prompt: Prompt, response: Response) -> float:
         """1.0 if the response ends, and the text after its last `#` equals the answer exactly; else 0.0."""
-        tokens = response.tokens.tolist()
-        if self.tokenizer.eos_id not in tokens:
-            return 0.0
-        _, mark, answer = self.tokenizer.decode(tokens[: tokens.index(self.tokenizer.eos_id)]).rpartition(MARK)
-        return 1.0 if mark and answer == prompt.answer else 0.0
+        return float(text_after(MARK, response.tokens.tolist(), self.tokenizer) == prompt.answer)
 
     @property
     def teachers(self) -> tuple[str, ...]:

@@ -76,6 +76,3 @@ class TaskBlock(Strict):
         ValueError `path:number: expected ..., got ...` for the first bad row.
         """
         raise NotImplementedError(f"a task of kind {self.kind} reads no problem file: {path}, {tokenizer}")
-
-
-__all__ = ["DemonstratedTask", "TaskBlock", "TextTask"]

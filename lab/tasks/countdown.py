@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from lab.tasks.block import TaskBlock
 from lab.tasks.expressions import BadExpression, evaluate
 from lab.tasks.held_out import distinct, is_held_out
-from lab.tasks.tokenizers import CharTokenizer, Tokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer, text_after
 from theory.contracts import Prompt, Response
 from theory.streams import stream
 
@@ -117,11 +117,8 @@ class CountdownTask:
 
     def reward(self, prompt: Prompt, response: Response) -> float:
         """1.0 if the response ends, and the text after its last `#` reaches the target by the rules; else 0.0."""
-        tokens = response.tokens.tolist()
-        if self.tokenizer.eos_id not in tokens:
-            return 0.0
-        _, mark, answer = self.tokenizer.decode(tokens[: tokens.index(self.tokenizer.eos_id)]).rpartition(MARK)
-        return 1.0 if mark and is_right(answer, *problem_of(prompt), self.config) else 0.0
+        answer = text_after(MARK, response.tokens.tolist(), self.tokenizer)
+        return float(answer is not None and is_right(answer, *problem_of(prompt), self.config))
 
     @property
     def teachers(self) -> tuple[str, ...]:

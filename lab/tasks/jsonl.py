@@ -195,6 +195,3 @@ def split(config: ProblemsConfig) -> tuple[list[ProblemRow], list[ProblemRow]]:
     # `read_problems` refuses a repeated identity, so that these are exactly the problems of `first`.
     chosen = {p.identity for p in first}
     return [p for p in problems if p.identity not in chosen], [p for p in problems if p.identity in chosen]
-
-
-__all__ = ["DatasetConfig", "DemonstratedProblemTask", "JsonlConfig", "ProblemTask", "split"]

@@ -126,6 +126,14 @@ class CharTokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def text_after(mark: str, ids: Sequence[int], tokenizer: Tokenizer) -> str | None:
+    """The text between the last mark and the first end token; None where either is missing."""
+    if tokenizer.eos_id not in ids:
+        return None
+    _, found, text = tokenizer.decode(ids[: ids.index(tokenizer.eos_id)]).rpartition(mark)
+    return text if found else None
+
+
 class HuggingFaceTokenizer:
     """A transformers tokenizer behind the interface; where it names no padding token, the end token pads."""
 

@@ -61,13 +61,12 @@ class AlarmRule:
 class Trial:
     """The counts of a rule on some runs.
 
-    in_time out of num_collapsed, false out of num_others, and late: alarms after the collapse. lead: median share of
-    the run between an alarm in time and its collapse, in [0, 1]; nan without one.
+    in_time out of num_collapsed, and false out of num_others. lead: median share of the run between an alarm in time
+    and its collapse, in [0, 1]; nan without one.
     """
 
     num_collapsed: int
     in_time: int
-    late: int
     num_others: int
     false: int
     lead: float
@@ -113,17 +112,14 @@ def _trial(
     lengths: Sequence[int],
     ends: Sequence[float | None],
 ) -> Trial:
-    in_time, late, false, others, leads = 0, 0, 0, 0, []
+    false, others, leads = 0, 0, []
     for signal, num_steps, end in zip(signals, lengths, ends, strict=True):
         alarm = _first_beyond(signal, num_steps, rule)
         if end is None:
             others, false = others + 1, false + (alarm is not None)
         elif alarm is not None and alarm < end:
-            in_time += 1
             leads.append(end - alarm)
-        else:
-            late += alarm is not None
-    return Trial(len(ends) - others, in_time, late, others, false, float(np.median(leads)) if leads else math.nan)
+    return Trial(len(ends) - others, len(leads), others, false, float(np.median(leads)) if leads else math.nan)
 
 
 def choose(rows: Sequence[Row], metrics: Sequence[str] = tuple(WATCHED)) -> list[tuple[AlarmRule, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 import pandas as pd
 from markupsafe import Markup
+from matplotlib.colors import to_hex
 
 from lab.report.page import page
 from lab.report.style import number
@@ -45,16 +46,16 @@ def explorer(rows: Mapping[str, Row], regime: Regime) -> str:
     """The page, one HTML file that loads nothing: a table of the places that have runs, and the curves of one."""
     table = runs(rows, regime)
     found = {_id(place): _place(place, table, rows, regime) for place in places(table).to_dict("records")}
-    kl = where(table, remedy="none").groupby("gap")["kl"].mean()
+    kl = {gap: where(table, gap=gap, remedy="none")["kl"].to_numpy(dtype=float) for gap in ENGINES}
     data = {
-        "presets": {name: words for name, words in PRESETS.items() if (table["preset"] == name).any()},
+        "presets": {name: words for name, words in PRESETS.items() if name in set(table["preset"])},
         "remedies": TITLES, "degrees": DEGREES, "updates": _updates(regime), "first": "/".join(map(str, FIRST_SHOWN)),
-        "gaps": {gap: [words, number(float(kl[gap]))] for gap, words in ENGINES.items() if gap in kl.index},
+        "gaps": {gap: [words, number(float(kl[gap].mean()))] for gap, words in ENGINES.items() if len(kl[gap])},
         "places": found, "same": dict(_twins(found)),
     }  # fmt: skip
     return page(
         "explorer.html.jinja", (), own=Path(__file__).parent / "template", title="Where training breaks, run by run",
-        total=len(table), num_collapsed=int(table["collapsed"].sum()), data=_json(data),
+        total=len(table), num_collapsed=int(table["collapsed"].to_numpy(dtype=float).sum()), data=_json(data),
     )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def _place(place: Mapping[Any, Any], table: pd.DataFrame, rows: Mapping[str, Row
     arm = at(place["gap"], place["remedy"], place["N"], place["preset"])
     area, share = float(place["area"]), float(place["collapsed"])
     # The colour scale ends at an accuracy of 0.45, above the highest place.
-    fill = matplotlib.colors.to_hex(matplotlib.colormaps[COLOURS](min(1.0, area / 0.45)))
+    fill = to_hex(matplotlib.colormaps[COLOURS](min(1.0, area / 0.45)))
     curves = [_curve(rows[key(regime, arm, line["seed"])], line) for line in own.to_dict("records")]
     return {
         "n": len(own), "fell": round(share * len(own)), "area": f"{area:.2f}", "fill": fill, "light": area < 0.25,
@@ -123,8 +124,8 @@ def command(regime: Regime, gap: str, remedy: str, n: int, preset: str) -> str:
     """
     made = cell(regime, at(gap, remedy, n, preset), 0).config
     before = validate(SandboxRun, json.loads(regime.stated), f"regime {regime.name}")
-    changed = _differences(*(config.model_dump(mode="json", exclude_unset=True) for config in (before, made)))
-    words = [f"--{name} {shlex.quote(value)}" for name, value in changed]
+    old, new = (config.model_dump(mode="json", exclude_unset=True) for config in (before, made))
+    words = [f"--{name} {shlex.quote(value)}" for name, value in _differences(old, new)]
     # Its initial model has the run's own seed, too. `made` has 0 for both.
     seeds = f"--name {made.name.removesuffix('0')}{SEED} --seed {SEED} --cold_start.seed {SEED}"
     return " ".join([f"firstorder train configs/claims/{regime.name}.yaml --compile true {seeds}", *words])

@@ -34,7 +34,6 @@ CANDIDATES: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
 RIDGE = 1e-2
 """Penalty on b^2 / 2: without it the likelihood has no maximum if a candidate separates the runs completely."""
 
-
 ALIKE = 2.0
 """Numbers whose deviances differ by less are called equally good: their likelihoods have a ratio below e."""
 

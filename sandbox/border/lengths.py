@@ -139,14 +139,6 @@ def is_branch(row: Row) -> bool:
 
 
 __all__ = [
-    "N",
-    "NUMBERS",
-    "alarm_elsewhere",
-    "is_branch",
-    "is_on_sums",
-    "least_power",
-    "lengths",
-    "markdown",
-    "orders",
+    "N", "NUMBERS", "alarm_elsewhere", "is_branch", "is_on_sums", "least_power", "lengths", "markdown", "orders",
     "places",
-]
+]  # fmt: skip

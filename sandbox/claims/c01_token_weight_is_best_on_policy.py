@@ -15,28 +15,19 @@ CLAIM = Claim(
     home="border",
     fresh_seeds=36,
     exact=(Link("w1", "It is the claim's first comparison, at N = 1 under an error that stays."),),
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="ends with higher accuracy than without the weight",
+            words=f"ends with higher accuracy than {words}",
             treatment=arm("minirl"),
-            control=arm("minirl_no_is"),
+            control=other,
             measure=AREA,
             expected="more",
-        ),
-        Prediction(
-            words="ends with higher accuracy than with length normalisation",
-            treatment=arm("minirl"),
-            control=arm("minirl_lengthnorm"),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="ends with higher accuracy than under R3",
-            treatment=arm("minirl"),
-            control=arm("minirl", "R3"),
-            measure=AREA,
-            expected="more",
-        ),
+        )
+        for words, other in (
+            ("without the weight", arm("minirl_no_is")),
+            ("with length normalisation", arm("minirl_lengthnorm")),
+            ("under R3", arm("minirl", "R3")),
+        )
     ),
     regimes=AND_NOISY,
     remarks={"noisy": SEEN_IN_NOISY},

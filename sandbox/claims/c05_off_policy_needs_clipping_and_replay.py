@@ -18,49 +18,19 @@ CLAIM = Claim(
         Link("c3", "The claim's clipping, by bias alone."),
         Link("d3", "The claim says that training without R3 does worse.", is_opposite=True),
     ),
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="N = 2: without clipping it collapses earlier",
-            treatment=without_clipping("minirl", "R2", 2),
-            control=arm("minirl", "R2", 2),
+            words=f"N = {n}: without {words} it collapses earlier",
+            treatment=treatment,
+            control=arm("minirl", replay, n),
             measure=LASTING,
             expected="less",
-        ),
-        Prediction(
-            words="N = 2: without replay it collapses earlier",
-            treatment=arm("minirl", "none", 2),
-            control=arm("minirl", "R2", 2),
-            measure=LASTING,
-            expected="less",
-        ),
-        Prediction(
-            words="N = 4: without clipping it collapses earlier",
-            treatment=without_clipping("minirl", "R3", 4),
-            control=arm("minirl", "R3", 4),
-            measure=LASTING,
-            expected="less",
-        ),
-        Prediction(
-            words="N = 4: without replay it collapses earlier",
-            treatment=arm("minirl", "none", 4),
-            control=arm("minirl", "R3", 4),
-            measure=LASTING,
-            expected="less",
-        ),
-        Prediction(
-            words="N = 8: without clipping it collapses earlier",
-            treatment=without_clipping("minirl", "R3", 8),
-            control=arm("minirl", "R3", 8),
-            measure=LASTING,
-            expected="less",
-        ),
-        Prediction(
-            words="N = 8: without replay it collapses earlier",
-            treatment=arm("minirl", "none", 8),
-            control=arm("minirl", "R3", 8),
-            measure=LASTING,
-            expected="less",
-        ),
+        )
+        for n, replay in ((2, "R2"), (4, "R3"), (8, "R3"))
+        for words, treatment in (
+            ("clipping", without_clipping("minirl", replay, n)),
+            ("replay", arm("minirl", "none", n)),
+        )
     ),
     seeds_in=COLLAPSES,
     remarks={

@@ -15,27 +15,14 @@ CLAIM = Claim(
     home="border",
     fresh_seeds=36,
     exact=(Link("w5", "The claim's comparison at N = 8."),),
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="N = 2: R2 ends with higher accuracy",
-            treatment=arm("minirl", "R2", 2),
-            control=arm("minirl", "R3", 2),
+            words=f"N = {n}: {better} ends with higher accuracy",
+            treatment=arm("minirl", better, n),
+            control=arm("minirl", worse, n),
             measure=AREA,
             expected="more",
-        ),
-        Prediction(
-            words="N = 4: R3 ends with higher accuracy",
-            treatment=arm("minirl", "R3", 4),
-            control=arm("minirl", "R2", 4),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="N = 8: R3 ends with higher accuracy",
-            treatment=arm("minirl", "R3", 8),
-            control=arm("minirl", "R2", 8),
-            measure=AREA,
-            expected="more",
-        ),
+        )
+        for n, better, worse in ((2, "R2", "R3"), (4, "R3", "R2"), (8, "R3", "R2"))
     ),
 )

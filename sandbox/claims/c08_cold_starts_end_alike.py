@@ -16,38 +16,20 @@ CLAIM = Claim(
     source="MiniRL (arXiv 2512.01374) sec. 4.5, Fig. 5",
     home="paper",
     fresh_seeds=6,
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="the teacher backward ends within 0.1 of forward",
-            treatment=arm("minirl", name="backward", changes=BACKWARD),
+            words=f"{words} ends within 0.1 of {other}",
+            treatment=treatment,
             control=arm("minirl"),
             measure=AREA,
             expected="same",
             margin=0.1,
-        ),
-        Prediction(
-            words="the teacher attempts ends within 0.1 of forward",
-            treatment=arm("minirl", name="attempts", changes=ATTEMPTS),
-            control=arm("minirl"),
-            measure=AREA,
-            expected="same",
-            margin=0.1,
-        ),
-        Prediction(
-            words="R2 at N = 2 ends within 0.1 of on-policy",
-            treatment=arm("minirl", "R2", 2),
-            control=arm("minirl"),
-            measure=AREA,
-            expected="same",
-            margin=0.1,
-        ),
-        Prediction(
-            words="R3 at N = 4 ends within 0.1 of on-policy",
-            treatment=arm("minirl", "R3", 4),
-            control=arm("minirl"),
-            measure=AREA,
-            expected="same",
-            margin=0.1,
-        ),
+        )
+        for words, treatment, other in (
+            ("the teacher backward", arm("minirl", name="backward", changes=BACKWARD), "forward"),
+            ("the teacher attempts", arm("minirl", name="attempts", changes=ATTEMPTS), "forward"),
+            ("R2 at N = 2", arm("minirl", "R2", 2), "on-policy"),
+            ("R3 at N = 4", arm("minirl", "R3", 4), "on-policy"),
+        )
     ),
 )

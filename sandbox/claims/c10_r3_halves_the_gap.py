@@ -47,32 +47,21 @@ CLAIM = Claim(
             margin=3.0,
             scale="ratio_of_means",
         ),
-        Prediction(
-            words="16 experts, sigmoid: KL at most two thirds",
-            treatment=of_shape("sigmoid", "R3"),
-            control=of_shape("sigmoid"),
-            measure=KL,
-            expected="less",
-            margin=1.5,
-            scale="ratio",
-        ),
-        Prediction(
-            words="4 experts, softmax over the chosen: KL at most two thirds",
-            treatment=of_shape("few", "R3"),
-            control=of_shape("few"),
-            measure=KL,
-            expected="less",
-            margin=1.5,
-            scale="ratio",
-        ),
-        Prediction(
-            words="with a shared expert: KL at most two thirds",
-            treatment=of_shape("shared", "R3"),
-            control=of_shape("shared"),
-            measure=KL,
-            expected="less",
-            margin=1.5,
-            scale="ratio",
+        *(
+            Prediction(
+                words=f"{words}: KL at most two thirds",
+                treatment=of_shape(shape, "R3"),
+                control=of_shape(shape),
+                measure=KL,
+                expected="less",
+                margin=1.5,
+                scale="ratio",
+            )
+            for words, shape in (
+                ("16 experts, sigmoid", "sigmoid"),
+                ("4 experts, softmax over the chosen", "few"),
+                ("with a shared expert", "shared"),
+            )
         ),
     ),
 )

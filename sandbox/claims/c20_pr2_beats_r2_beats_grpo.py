@@ -18,48 +18,18 @@ CLAIM = Claim(
         Link("d4", "The claim's first order, at N = 8 under noisy routers."),
         Link("d1", "Its second: R2 above no replay.", is_opposite=True),
     ),
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="N = 2: Pr2 ends higher than R2",
-            treatment=arm("grpo", "Pr2", 2),
-            control=arm("grpo", "R2", 2),
+            words=f"N = {n}: {words}",
+            treatment=arm("grpo", better, n),
+            control=arm("grpo", worse, n),
             measure=AREA,
             expected="more",
-        ),
-        Prediction(
-            words="N = 2: R2 ends higher than GRPO",
-            treatment=arm("grpo", "R2", 2),
-            control=arm("grpo", "none", 2),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="N = 4: Pr2 ends higher than R2",
-            treatment=arm("grpo", "Pr2", 4),
-            control=arm("grpo", "R2", 4),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="N = 4: R2 ends higher than GRPO",
-            treatment=arm("grpo", "R2", 4),
-            control=arm("grpo", "none", 4),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="N = 8: Pr2 ends higher than R2",
-            treatment=arm("grpo", "Pr2", 8),
-            control=arm("grpo", "R2", 8),
-            measure=AREA,
-            expected="more",
-        ),
-        Prediction(
-            words="N = 8: R2 ends higher than GRPO",
-            treatment=arm("grpo", "R2", 8),
-            control=arm("grpo", "none", 8),
-            measure=AREA,
-            expected="more",
-        ),
+        )
+        for n in (2, 4, 8)
+        for words, better, worse in (
+            ("Pr2 ends higher than R2", "Pr2", "R2"),
+            ("R2 ends higher than GRPO", "R2", "none"),
+        )
     ),
 )

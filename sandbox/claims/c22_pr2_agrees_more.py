@@ -48,10 +48,9 @@ CLAIM = Claim(
         ),
     ),
     num_seeds=SEEDS_OF_SMALL_SPREAD,
-    remarks={
-        "paper": "Likely reason: routers move so little within a step (97.8% of the slots agree without replay) "
-        "that the predictor's own error is as large as what it could save.",
-        "stress": "Likely reason: routers move so little within a step (97.8% of the slots agree without replay) "
-        "that the predictor's own error is as large as what it could save.",
-    },
+    remarks=dict.fromkeys(
+        ("paper", "stress"),
+        "Likely reason: routers move so little within a step (97.8% of the slots agree without replay) that the "
+        "predictor's own error is as large as what it could save.",
+    ),
 )

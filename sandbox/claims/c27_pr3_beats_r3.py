@@ -13,20 +13,14 @@ CLAIM = Claim(
     source="Pr2 (arXiv 2606.00395) App. F, Table 4",
     home="border",
     fresh_seeds=36,
-    predictions=(
+    predictions=tuple(
         Prediction(
-            words="N = 4: it ends higher",
-            treatment=arm("grpo", "Pr3", 4),
-            control=arm("grpo", "R3", 4),
+            words=f"N = {n}: it ends higher",
+            treatment=arm("grpo", "Pr3", n),
+            control=arm("grpo", "R3", n),
             measure=AREA,
             expected="more",
-        ),
-        Prediction(
-            words="N = 8: it ends higher",
-            treatment=arm("grpo", "Pr3", 8),
-            control=arm("grpo", "R3", 8),
-            measure=AREA,
-            expected="more",
-        ),
+        )
+        for n in (4, 8)
     ),
 )

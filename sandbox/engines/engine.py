@@ -21,8 +21,7 @@ from sandbox.engines.partial_weights import FirstWeights
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
-from sandbox.engines.sampling_mismatch import is_unscored
-from sandbox.engines.stale_weights import StaleWeights, WeightHistory, lagging
+from sandbox.engines.stale_weights import WeightHistory, lagging
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kernels.numerics import EXACT, Numerics, compose
 from sandbox.model import MoE
@@ -123,7 +122,7 @@ class SandboxEngine:
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         # After a switch the KV cache has keys of the newest weights: the prefix cache holds those of `self.model`.
         prefixes = None if switch is not None else self.prefixes
-        active_A, running_A = torch.arange(B), torch.ones(B, dtype=torch.bool)
+        model, active_A, running_A = self.model, torch.arange(B), torch.ones(B, dtype=torch.bool)
         for t in range(T):
             drawn_AV = self.drawn(logits_AV, sampling.scored_temperature)
             is_greedy = sampling.temperature == 0
@@ -153,8 +152,8 @@ class SandboxEngine:
                 running_A = running_A[kept]
             # This iteration's decoding step gives the logits of position t + 1.
             if t + 1 == switch:
-                cache = self._switched(cache, [prompts[b // G] for b in active_A.tolist()], active_A, buffers, numerics)
-            model = self.model if switch is None or t + 1 < switch else self._newest()
+                own = [prompts[b // G] for b in active_A.tolist()]
+                model, cache = self._switched(cache, own, active_A, buffers, numerics)
             logits_AV = self.decode(model, tokens_A, active_A, cache, numerics, buffers)
         if prefixes is not None:
             prefixes.keep(cache, torch.ones_like(active_A, dtype=torch.bool), active_A, prompts, buffers)
@@ -171,9 +170,7 @@ class SandboxEngine:
         that it samples from (a sampling mismatch), or if it samples from two sets of weights (a switch).
         """
         found = self.walk([prompt], tree, seed, temperature)
-        sampling = Sampling(
-            max_tokens=tree.max_length, num_responses=tree.num_responses, temperature=temperature, seed=seed
-        )
+        sampling = Sampling(tree.max_length, tree.num_responses, temperature, seed)
         return rollouts_of([prompt], sampling, by_response(tree, found), self.model.config, self.version)
 
     @torch.no_grad()
@@ -187,25 +184,12 @@ class SandboxEngine:
     ) -> Walk:
         """The tree below each of several prompts, in shared passes; errors as in `enumerate`."""
         self.check_loaded("enumerate")
-        self._check_tree(tree, temperature)
         return walk(self, prompts, tree, seed, temperature, keep_features)
 
     def check_loaded(self, call: str) -> None:
         """Raises ValueError, naming the call, if no weights have been loaded."""
         if self.version < 0:
             raise ValueError(f"{call}: expected weights to have been loaded, got none")
-
-    def _check_tree(self, tree: PrefixTree, temperature: float) -> None:
-        end = tree.num_tokens - 1 if tree.has_end else None
-        expected, got = (self.model.config.vocab_size, self.stop_token), (tree.num_tokens, end)
-        if got != expected:
-            raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
-        for defect in self.defects:
-            is_switched = isinstance(defect, StaleWeights) and "prefill" in defect.breaks
-            if is_switched or is_unscored(defect, temperature):
-                raise ValueError(
-                    f"enumerate: expected an engine that samples from one scored policy, got {defect.words}"
-                )
 
     def numerics(self, seed: int) -> Numerics:
         """The arithmetic of one call: the trainer's, then each defect's, which draws from its own stream."""
@@ -237,25 +221,23 @@ class SandboxEngine:
             buffers.has_stopped_B[active_A[ended]] = tokens_A[ended] == self.stop_token  # False where it is None
         return goes_on_A
 
-    def _newest(self) -> MoE:
-        assert self.history is not None, "only stale weights are switched"
-        return self.history.newest
-
     def _switched(
         self, cache: KVCache, prompts: Sequence[Prompt], active_A: Tensor, buffers: Buffers, numerics: Numerics
-    ) -> KVCache:
-        """The cache with which the newest weights continue: `cache` itself, or their own for the same tokens."""
-        if self.stale is None or self.stale.cache == "kept":
-            return cache
+    ) -> tuple[MoE, KVCache]:
+        """The newest weights, and the cache with which they continue: `cache`, or their own for the same tokens."""
+        assert self.stale is not None and self.history is not None, "only stale weights are switched"
+        newest = self.history.newest
+        if self.stale.cache == "kept":
+            return newest, cache
         sequences = []
         for prompt, b, length in zip(prompts, active_A.tolist(), cache.lengths_B.tolist(), strict=True):
             # Without the token that was just sampled: it is the next decoding step's input.
             sequences.append([*prompt.tokens, *buffers.tokens_BT[b, : length - len(prompt.tokens)].tolist()])
         fresh = KVCache(self.model.config, len(sequences), cache.capacity, self.model.norm.dtype)
         # Without a recorder: a row keeps the route of the pass that computed its successor.
-        self._newest().forward_hidden(padded(sequences), numerics=numerics, cache=fresh)
+        newest.forward_hidden(padded(sequences), numerics=numerics, cache=fresh)
         fresh.truncate(cache.lengths_B)
-        return fresh
+        return newest, fresh
 
     @staticmethod
     def decode(

@@ -14,7 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, empty_buffers
+from sandbox.engines.defect import Defect
 from sandbox.engines.prompt_pass import run_prompts
+from sandbox.engines.sampling_mismatch import is_unscored
+from sandbox.engines.stale_weights import StaleWeights
 from sandbox.kernels.numerics import Numerics
 from sandbox.model import MoE
 from sandbox.model.kv_cache import KVCache
@@ -30,6 +33,8 @@ class Decodes(Protocol):
     """The part of an engine that an enumeration uses."""
 
     model: MoE
+    defects: tuple[Defect, ...]
+    stop_token: int | None
 
     def numerics(self, seed: int) -> Numerics:
         """The arithmetic of one call."""
@@ -92,8 +97,10 @@ def walk(
     """The walk over the whole tree below each prompt, by generation's prefill and decoding steps.
 
     Each node is one row of one step, so that a defect draws once per node: mu is a function of the prefix and of
-    `seed`. A repeated prompt has draws of its own. Raises ValueError unless all prompts have one length.
+    `seed`. A repeated prompt has draws of its own. Raises ValueError unless all prompts have one length, the tree is
+    the engine's, and the engine samples from one scored policy.
     """
+    _check(engine, tree, temperature)
     lengths = sorted({len(prompt.tokens) for prompt in prompts})
     if len(lengths) != 1:
         raise ValueError(f"prompts: expected one length in tokens, got {lengths}")
@@ -109,6 +116,17 @@ def walk(
         logp.append(torch.log_softmax(engine.scored(logits_nV, temperature), -1))
     # The last token is never an input, so it has no row.
     return Walk(logp, buffers, lengths[0] + tree.max_length - 1)
+
+
+def _check(engine: Decodes, tree: PrefixTree, temperature: float) -> None:
+    end = tree.num_tokens - 1 if tree.has_end else None
+    expected, got = (engine.model.config.vocab_size, engine.stop_token), (tree.num_tokens, end)
+    if got != expected:
+        raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
+    for defect in engine.defects:
+        is_switched = isinstance(defect, StaleWeights) and "prefill" in defect.breaks
+        if is_switched or is_unscored(defect, temperature):
+            raise ValueError(f"enumerate: expected an engine that samples from one scored policy, got {defect.words}")
 
 
 def by_response(tree: PrefixTree, of: Walk) -> Buffers:

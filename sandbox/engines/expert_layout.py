@@ -14,7 +14,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
+from sandbox.engines.defect import BREAKS_NONE, BREAKS_TRAINER, Defect, Link
 
 NAME = re.compile(r"(.*\.layers\.(\d+)\..*\.experts\.)(\d+)\.(\w+)(\..*)")
 SWAPPED = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}
@@ -41,7 +41,7 @@ class ExpertLayout(Defect):
 
     @property
     def breaks(self) -> frozenset[Link]:
-        return BREAKS_TRAINER if self.layers else frozenset()
+        return BREAKS_TRAINER if self.layers else BREAKS_NONE
 
     def weights(self, names: Sequence[str], stacked: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         found = {name: match for name in names if (match := NAME.fullmatch(name))}

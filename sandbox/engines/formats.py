@@ -19,8 +19,7 @@ from lab.recording import NonFiniteError
 ScaledFormat = Literal["fp8_e4m3", "int8", "int4"]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
-INT8_MAX = 127.0  # symmetric: -128 is not used
-INT4_MAX = 7.0  # likewise
+INT_MAX = {"int8": 127.0, "int4": 7.0}  # symmetric: -128 and -8 are not used
 
 
 class Fp16Overflow(NonFiniteError, OverflowError):
@@ -63,25 +62,16 @@ def round_fp8_saturating(x: Tensor) -> Tensor:
     return x.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(x.dtype)
 
 
-def round_int8(x: Tensor, amax: Tensor) -> Tensor:
-    """x rounded to the nearest of 255 even steps from -amax to amax (error at most amax / 254); `amax` as in FP8."""
-    return _round_int(x, amax, INT8_MAX)
-
-
-def round_int4(x: Tensor, amax: Tensor) -> Tensor:
-    """x rounded to the nearest of 15 even steps from -amax to amax (error at most amax / 14); `amax` as in FP8."""
-    return _round_int(x, amax, INT4_MAX)
-
-
-def _round_int(x: Tensor, amax: Tensor, largest: float) -> Tensor:
-    scale = _scale(amax, largest)
-    # Without a clamp: `amax` bounds |x|, so the largest quotient is `largest` to within rounding.
-    return (x / scale).round() * scale
-
-
 def round_scaled(x: Tensor, fmt: ScaledFormat, amax: Tensor) -> Tensor:
-    """x rounded to a format that needs a scale; `amax` broadcasts against x."""
-    return {"fp8_e4m3": round_fp8_e4m3, "int8": round_int8, "int4": round_int4}[fmt](x, amax)
+    """x rounded to a format that needs a scale; `amax` broadcasts against x.
+
+    INT8 has 255 even steps from -amax to amax (error at most amax / 254), INT4 15 (at most amax / 14).
+    """
+    if fmt == "fp8_e4m3":
+        return round_fp8_e4m3(x, amax)
+    scale = _scale(amax, INT_MAX[fmt])
+    # Without a clamp: `amax` bounds |x|, so the largest quotient is the format's largest value to within rounding.
+    return (x / scale).round() * scale
 
 
 def amax_of_tensor(x: Tensor) -> Float[Tensor, ""]:

@@ -36,7 +36,7 @@ from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.bounds.bound import Bound
 from theory.bounds.routing import replay_bias as replay_bias_bound
-from theory.contracts import Prompt
+from theory.contracts import Prompt, Rollouts
 from theory.exact.levels import scale_at, token_kl
 from theory.exact.policies import JacobianPolicy
 from theory.exact.problem import Problem
@@ -178,10 +178,7 @@ def moe_problem(
     old = old_pass(0, algorithm, learner, Collected(rollouts, reward_Y[None], {}), seed)
     now = model if step_Q is None else moved(model, step_Q)
     target = target_policy(now, tree, prompt, temperature) if target is None else target
-    trained = None
-    if mode != "none":
-        trained = next((policy for policy in known if _has_used(policy, old.gradient)), None)
-        trained = routed_policy(now, tree, rollouts, old.gradient) if trained is None else trained
+    trained = None if mode == "none" else _replayed(now, tree, rollouts, old.gradient, known)
     # Gradients are taken on the replayed routes, if there are any.
     used = target if trained is None else trained
     shift_YT = router_shift(now, rollouts, algorithm.passes, old)
@@ -199,8 +196,13 @@ def moe_problem(
     )  # fmt: skip
 
 
-def _has_used(policy: RoutedPolicy, plan: RoutingPlan) -> bool:
-    return plan.record is not None and torch.equal(policy.experts.experts, plan.record.experts)
+def _replayed(
+    now: MoE, tree: PrefixTree, rollouts: Rollouts, plan: RoutingPlan, known: Sequence[RoutedPolicy]
+) -> RoutedPolicy:
+    for policy in known:
+        if plan.record is not None and torch.equal(policy.experts.experts, plan.record.experts):
+            return policy
+    return routed_policy(now, tree, rollouts, plan)
 
 
 def learner_of(model: MoE, mode: Mode, predictor: Mapping[int, Float[Tensor, "D E"]] | None) -> SandboxTrainingEngine:
@@ -239,16 +241,15 @@ def moe_cells(
     engines: Mapping[str, EngineConfig] = ENGINES,
     modes: Sequence[Mode] = MODES,
     step_Q: Float[Tensor, " Q"] | None = None,
-    predictor: Mapping[int, Float[Tensor, "D E"]] | None = None,
     seed: int = 0,
 ) -> Iterator[tuple[str, Mode, RoutedProblem]]:
     """(engine's name, mode, problem) for every pair; the target, the same for all, is computed once.
 
-    `predictor` defaults to `router_drift` for the step (zero without a step).
+    The predictor is `router_drift` for the step (zero without a step).
     """
     if step_Q is None:
         step_Q = model.norm.new_zeros(sum(parameter.numel() for parameter in trainable(model)))
-    predictor = router_drift(model, step_Q) if predictor is None else predictor
+    predictor = router_drift(model, step_Q)
     target = target_policy(moved(model, step_Q), tree, prompt)
     known: list[RoutedPolicy] = []
     for name, engine in engines.items():

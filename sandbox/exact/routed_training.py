@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -153,36 +154,33 @@ class MoeRollout(Rollout):
     weight_F: Float[Tensor, " F"] | None = None
 
 
-@dataclass
-class _Replayed:
-    """pi under the routing of the gradient passes; rollouts with the same routing share the pass."""
+Made = TypeVar("Made")
 
-    routing: RoutingPlan
-    _last: tuple[MovablePolicy, MoePolicy] | None = None
 
-    def __call__(self, policy: MovablePolicy) -> MoePolicy:
+def _once(make: Callable[[MovablePolicy], Made]) -> Callable[[MovablePolicy], Made]:
+    """The function with its last result kept: rollouts of one policy share its pass."""
+    last: tuple[MovablePolicy, Made] | None = None
+
+    def made(policy: MovablePolicy) -> Made:
+        nonlocal last
         # By identity: policies are frozen, and a step makes a new one.
-        if self._last is None or self._last[0] is not policy:
-            self._last = (policy, moe(policy).routed(self.routing))
-        return self._last[1]
+        if last is None or last[0] is not policy:
+            last = (policy, make(policy))
+        return last[1]
+
+    return made
 
 
-@dataclass
-class _Shift:
-    """The shift of pi's routers from old's at every node, from one scoring pass of pi that rollouts share."""
+def _shift(rolled: Rollouts, passes: ModePlan, old: OldPass) -> Callable[[MovablePolicy], list[Float[Tensor, " _n"]]]:
+    """The shift of a policy's routers from old's at every node, from one scoring pass of it."""
 
-    rolled: Rollouts
-    passes: ModePlan
-    old: OldPass
-    _last: tuple[MovablePolicy, list[Float[Tensor, " _n"]]] | None = None
+    def shift(policy: MovablePolicy) -> list[Float[Tensor, " _n"]]:
+        now = moe(policy)
+        # Without the V tokens per position: only the routers' scores are needed.
+        shift_bT = router_shift(now.model, replace(rolled, top=None), passes, old).double()
+        return [shift_bT[owner_n, t] for t, owner_n in enumerate(owners(now.tree))]
 
-    def __call__(self, policy: MovablePolicy) -> list[Float[Tensor, " _n"]]:
-        if self._last is None or self._last[0] is not policy:
-            now = moe(policy)
-            # Without the V tokens per position: only the routers' scores are needed.
-            shift_bT = router_shift(now.model, replace(self.rolled, top=None), self.passes, self.old).double()
-            self._last = (policy, [shift_bT[owner_n, t] for t, owner_n in enumerate(owners(now.tree))])
-        return self._last[1]
+    return _once(shift)
 
 
 def moe(policy: MovablePolicy) -> MoePolicy:
@@ -231,7 +229,7 @@ class MoeEngine:
                 kept = None if features is None else features.select(own)
                 rolled = replace(now.sequences, experts=record.select(own), features=kept)
                 logp_old, old, trained = _scored(algorithm, learner, rolled, forest, self.seed)
-                shared = logp_old, old, trained, _Shift(rolled, algorithm.passes, old)
+                shared = logp_old, old, trained, _shift(rolled, algorithm.passes, old)
             logp_old, old, trained, shift = shared
             weight_F = row_weights(forest, mu)
             rollouts.append(MoeRollout(mu, logp_old, trained, shift, old=old, weight_F=weight_F))
@@ -257,10 +255,6 @@ class MoeEngine:
         features, rate = RouterFeatures.concat(teachers), self.predictor_rate
         return self._trainer.step(features, torch.cat(logits), rate, weight_F=weight_F)["predictor/loss"]
 
-    def predictor_weights(self) -> dict[int, Float[Tensor, "D E"]]:
-        """W_p by layer; empty before the first rollout, and if no pass is predicted."""
-        return {} if self._trainer is None else self._trainer.weights()
-
     def _predictor(self, model: MoE) -> dict[int, Float[Tensor, "D E"]] | None:
         """W_p by layer, initially zero; None if no pass is predicted."""
         if not PASSES[self.mode].trains_predictor:
@@ -284,7 +278,7 @@ def _scored(
     logp_old = [old.scores.logp_top_BTK[owner_n, t].double() for t, owner_n in enumerate(owners(forest))]
     if algorithm.passes.gradient == "natural":
         return logp_old, old, lambda policy: policy
-    return logp_old, old, _Replayed(old.gradient)
+    return logp_old, old, _once(lambda policy: moe(policy).routed(old.gradient))
 
 
 def row_weights(forest: Forest, logp_mu: Edges) -> Float[Tensor, " F"]:

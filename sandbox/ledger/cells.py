@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 from lab.config.load import NOT_HASHED, apply, read
 from lab.files import append_line, exclusive, whole_lines
 from lab.manifest import manifest
-from lab.records import RunFolder
 from lab.strict import ConfigError, validate
 from sandbox.config import SandboxRun
 from sandbox.ledger.claim import Arm, Row
@@ -150,12 +149,6 @@ def _spread(raw: dict[str, Any], n: int, where: str) -> None:
         rules[name] = max(1, rules[name] // n)
 
 
-def row(cell: Cell, folder: RunFolder, probes: Mapping[str, Callable[[RunFolder], float]]) -> dict[str, Any]:
-    """The row of a finished run, with the values of the probes in its folder."""
-    verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
-    return row_of(cell, folder.metrics(), verdict, {name: probe(folder) for name, probe in probes.items()})
-
-
 def row_of(
     cell: Cell, metrics: Sequence[Mapping[str, Any]], verdict: Mapping[str, Any], probes: Mapping[str, float]
 ) -> dict[str, Any]:
@@ -166,7 +159,7 @@ def row_of(
     null, such as those after an early stop.
     """
     found, planned = manifest(cell.seed), cell.config.num_steps
-    names = [name for name in KEPT if any(_is_number(name, record.get(name)) for record in metrics)]
+    names = [name for name in KEPT if any(_is_number(record.get(name)) for record in metrics)]
     return {
         "cell": cell.key, "regime": cell.regime, "arm": cell.arm, "seed": cell.seed, "num_steps": planned,
         "last_step": int(metrics[-1]["step"]) if metrics else 0,
@@ -174,7 +167,7 @@ def row_of(
         "rules": [reason["rule"] for reason in verdict["reasons"]],
         "series": {name: windows(metrics, name, planned) for name in names},
         "first": _first(metrics),
-        "evaluations": [[m["step"], _plain(m[ACCURACY])] for m in metrics if _is_number(ACCURACY, m.get(ACCURACY))],
+        "evaluations": [[m["step"], _plain(m[ACCURACY])] for m in metrics if _is_number(m.get(ACCURACY))],
         "probes": {name: _plain(value) for name, value in probes.items()},
         "commit": found.get("commit"), "has_local_changes": found.get("has_local_changes"),
         "machine": found["cpu"], "torch": found["versions"].get("torch"),
@@ -183,7 +176,7 @@ def row_of(
 
 def _first(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     found = next((record for record in metrics if record["step"] == 1), {})
-    return {name: _plain(found[name]) for name in KEPT if _is_number(name, found.get(name))}
+    return {name: _plain(found[name]) for name in KEPT if _is_number(found.get(name))}
 
 
 def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> list[float | None]:
@@ -193,7 +186,7 @@ def windows(metrics: Sequence[Mapping[str, Any]], name: str, num_steps: int) -> 
     """
     kept: list[list[float]] = [[] for _ in range(NUM_WINDOWS)]
     for record in metrics:
-        if _is_number(name, record.get(name)):
+        if _is_number(record.get(name)):
             kept[max(0, record["step"] - 1) * NUM_WINDOWS // num_steps].append(record[name])
     return [float(f"{math.fsum(values) / len(values):.4g}") if values else None for values in kept]
 
@@ -203,8 +196,8 @@ def last_step(window: int, num_steps: int, num_windows: int = NUM_WINDOWS) -> in
     return -((window + 1) * num_steps // -num_windows)
 
 
-def _is_number(name: str, value: object) -> bool:
-    return name != "step" and isinstance(value, int | float) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _plain(value: float) -> float | None:
@@ -245,6 +238,6 @@ class Cells:
 
 
 __all__ = [
-    "KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "finished", "key", "last_step", "row",
-    "row_of", "windows",
+    "KEPT", "NUM_WINDOWS", "Cell", "Cells", "Changes", "Regime", "cell", "finished", "key", "last_step", "row_of",
+    "windows",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.power import needs
-from sandbox.ledger.probes import PROBES
 from sandbox.ledger.verdicts import Finding, findings
 
 SMOKE = (
@@ -91,7 +90,7 @@ def run(
         say(f"{len(cells)} runs, {len(cells) - len(left)} of them done before, {len(left)} to go")
         started, failures = time.monotonic(), 0
         root = str(place.runs.resolve())
-        results = work(left, place.store, root=root, probes=PROBES, address=address, jobs=jobs, compiled=compiled)
+        results = work(left, place.store, root=root, address=address, jobs=jobs, compiled=compiled)
         for done, (one, found) in enumerate(results, 1):
             spent = time.monotonic() - started
             rest = f"{_time(spent / done * (len(left) - done))} left"

@@ -11,21 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+
+from sandbox.ledger.statistics import Stand
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / "flow" / "verdicts.csv"
 """The project's stored answers."""
 
-Word = Literal["for", "against", "open"]
-OPPOSITE: dict[str, Word] = {"holds": "against", "fails": "for", "open": "open"}
-SAME: dict[str, Word] = {"holds": "for", "fails": "against", "open": "open"}
+OPPOSITE: dict[str, Stand] = {"holds": "against", "fails": "for", "open": "open"}
+SAME: dict[str, Stand] = {"holds": "for", "fails": "against", "open": "open"}
 
 
 @dataclass(frozen=True)
 class Answer:
     """The answer to one question: its sentence, the interval, holds, fails or open, and the number of problems."""
 
-    name: str
     words: str
     found: str
     verdict: str
@@ -52,13 +51,10 @@ def answers(path: Path = KEPT) -> Mapping[str, Answer]:
 def _read(path: Path) -> Mapping[str, Answer]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
-        return {
-            row["name"]: Answer(row["name"], row["words"], row["found"], row["verdict"], int(row["problems"]))
-            for row in rows
-        }
+        return {row["name"]: Answer(row["words"], row["found"], row["verdict"], int(row["problems"])) for row in rows}
 
 
-def word(link: Link, of: Mapping[str, Answer]) -> Word | None:
+def word(link: Link, of: Mapping[str, Answer]) -> Stand | None:
     """The word of one question on the claim; None if its answer is not stored."""
     if link.question not in of:
         return None
@@ -90,4 +86,4 @@ def lines(links: Sequence[Link], of: Mapping[str, Answer]) -> list[str]:
     return told
 
 
-__all__ = ["KEPT", "Answer", "Link", "Word", "answers", "cell", "lines", "word"]
+__all__ = ["KEPT", "Answer", "Link", "answers", "cell", "lines", "word"]

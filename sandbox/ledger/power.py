@@ -12,25 +12,23 @@ truth
 - a time at margin 0: events come at four times the rate, so that 3/4 and 29% of the runs fall.
 
 Numbers: noncentral t with the degrees of freedom of the prediction's own arms. Events: the exact test's own region.
-Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD is that of the prediction's arms at
-home, else of all arms that the ledger's predictions compare by that measure there, else the largest of the other
-regimes, with at least NUM_DF degrees of freedom.
+Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD is that of `spreads.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean
 
 import numpy as np
 from scipy import stats
 
-from sandbox.ledger import contrasts, events
-from sandbox.ledger.cells import Regime, finished
-from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger import events
+from sandbox.ledger.cells import Regime
+from sandbox.ledger.claim import Claim, Prediction, Row
+from sandbox.ledger.spreads import ResidualSpread, Spreads
 from sandbox.ledger.statistics import ALPHA
 from sandbox.ledger.verdicts import margin_of
 
@@ -39,18 +37,8 @@ LEAST = 5
 """The smallest number of seeds: a spread recorded elsewhere may differ here."""
 MOST = 40
 """A claim that needs more seeds is out of reach: its cost is shown, and it is not run."""
-NUM_DF = 10
-"""The smallest number of degrees of freedom of a usable spread."""
 SEARCHED = 4096
 """The largest number of seeds in the search."""
-
-
-@dataclass(frozen=True)
-class ResidualSpread:
-    """A residual SD on a prediction's scale, and its source."""
-
-    sd: float
-    of: str
 
 
 @dataclass(frozen=True)
@@ -195,73 +183,6 @@ def _least(found: Callable[[int], float]) -> int | None:
     return low
 
 
-class Spreads:
-    """The recorded spreads and times of a ledger's rows."""
-
-    def __init__(self, claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> None:
-        self.claims, self.rows = claims, rows
-        self.regimes = {regime.name: regime for regime in regimes}
-        self.seeds = sorted({row["seed"] for row in rows.values()})
-        self.by_arm: dict[tuple[str, str], list[Row]] = {}
-        for row in rows.values():
-            self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
-
-    def of(self, prediction: Prediction, home: str) -> ResidualSpread:
-        """The spread with which a prediction is planned, by the module's rule."""
-        if prediction.measure.kind == "event":
-            return ResidualSpread(0.5, "the exact test")
-        if prediction.measure.kind == "time" and prediction.margin == 0.0:
-            return ResidualSpread(math.nan, "the rates")
-        arms = [arm for side in prediction.sides for arm in side]
-        alike = {arm.name for claim in self.claims for one in claim.predictions
-                 if (one.measure.name, one.scale) == (prediction.measure.name, prediction.scale)
-                 for side in one.sides for arm in side}  # fmt: skip
-        found = self._pooled(prediction, (self.rows_of(arm, home) for arm in arms))
-        if found is not None:
-            return ResidualSpread(found, "own arms")
-        found = self._pooled(prediction, (self.by_arm.get((home, name), []) for name in alike))
-        if found is not None:
-            return ResidualSpread(found, home)
-        others = {
-            name: sd
-            for name in self.regimes
-            if (sd := self._pooled(prediction, (self.by_arm.get((name, arm), []) for arm in alike))) is not None
-        }
-        worst = max(others, key=others.__getitem__, default=None)
-        return ResidualSpread(math.nan, "unknown") if worst is None else ResidualSpread(others[worst], worst)
-
-    def rows_of(self, arm: Arm, home: str) -> list[Row]:
-        """An arm's rows at home; none if home is not among the regimes."""
-        return finished(self.regimes[home], arm, self.seeds, self.rows) if home in self.regimes else []
-
-    def seconds(self, claim: Claim) -> float:
-        """Mean seconds of one thread per run of the claim, else of its home, else of all; nan without any."""
-        own = [row for arm in claim.arms for row in self.rows_of(arm, claim.home)]
-        for found in (own, [row for row in self.rows.values() if row["regime"] == claim.home], self.rows.values()):
-            times = [row.get("cpu_seconds") or row.get("seconds") for row in found]
-            known = [time for time in times if time]
-            if known:
-                return fmean(known)
-        return math.nan
-
-    def _pooled(self, prediction: Prediction, arms: Iterable[Sequence[Row]]) -> float | None:
-        """The residual SD over arms on the prediction's scale; None with fewer than NUM_DF degrees of freedom."""
-        total, df = 0.0, 0
-        for rows in arms:
-            values = np.array([prediction.measure.of(row) for row in rows], dtype=np.float64)
-            values = values[np.isfinite(values)]
-            if len(values) < 2:
-                continue
-            if prediction.scale == "ratio_of_means":
-                # The error of a ratio of means comes from each arm's spread relative to its own mean.
-                values = values / values.mean() if values.mean() > 0 else values
-            values = contrasts.on_scale(values, prediction.scale)
-            values = values[np.isfinite(values)]
-            if len(values) > 1:
-                total, df = total + float(values.var(ddof=1)) * (len(values) - 1), df + len(values) - 1
-        return math.sqrt(total / df) if df >= NUM_DF else None
-
-
 def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> dict[int, Need]:
     """The needs of every claim, by its number.
 
@@ -307,7 +228,4 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
     return f"× {math.exp(effect):.3g}" if prediction.is_factor else f"{effect:+.2g}" if effect else "0"
 
 
-__all__ = [
-    "MOST", "NUM_DF", "POWER", "Need", "ResidualSpread", "Spreads", "assumed_text", "level_of", "needs", "power",
-    "seeds_needed",
-]  # fmt: skip
+__all__ = ["MOST", "POWER", "Need", "assumed_text", "level_of", "needs", "power", "seeds_needed"]

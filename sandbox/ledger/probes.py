@@ -36,5 +36,6 @@ def _last(folder: RunFolder) -> Trace | None:
     return Trace.load(paths[-1]) if paths else None
 
 
-PROBES = {"token_share_of_routing": token_share_of_routing}
-"""All probes by name; every finished cell has all of them."""
+def probes_of(folder: RunFolder) -> dict[str, float]:
+    """All probes of a finished run, by name."""
+    return {"token_share_of_routing": token_share_of_routing(folder)}

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from lab.manifest import manifest
 from lab.ray_session import ray_session
 from lab.records import RunFolder
 from sandbox.ledger.branch import branch_row
-from sandbox.ledger.cells import Cell, Cells, row
+from sandbox.ledger.cells import Cell, Cells, row_of
 from sandbox.ledger.engine_fit import fitted_row
+from sandbox.ledger.probes import probes_of
 from sandbox.run import NonFiniteError, initial_model, open_task, run
 
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -34,10 +35,8 @@ OBJECT_STORE_BYTES = 128 * 2**20
 ROW = "row.json"
 """The row in the run's own folder: the next queue finds it there if one is killed before it adds the row."""
 
-Probes = Mapping[str, Callable[[RunFolder], float]]
 
-
-def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str, Any]:
+def run_cell(cell: Cell, root: str, compiled: bool) -> dict[str, Any]:
     """Runs or continues the cell below the folder `root`; returns its row, with the seconds that it took.
 
     `compiled`: with the compiled kernels, whose rounding differs as another machine's would: not part of the key. A run
@@ -66,7 +65,8 @@ def run_cell(cell: Cell, root: str, probes: Probes, compiled: bool) -> dict[str,
         assert folder is not None
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - worked
     times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 2) if is_whole else None}
-    found = row(cell, folder, probes) | times | {"compiled": compiled}
+    verdict = json.loads((folder.path / "verdict.json").read_text(encoding="utf-8"))
+    found = row_of(cell, folder.metrics(), verdict, probes_of(folder)) | times | {"compiled": compiled}
     atomic_write(folder.path / ROW, json.dumps(found, allow_nan=False))
     return found
 
@@ -93,7 +93,6 @@ def work(
     store: Cells,
     *,
     root: str,
-    probes: Probes,
     address: str | None = None,
     jobs: int | None = None,
     compiled: bool = False,
@@ -111,7 +110,7 @@ def work(
     task = ray.remote(num_cpus=1, max_retries=0)(run_cell)
     places = jobs or os.cpu_count()
     with ray_session(address, num_cpus=places, object_store_bytes=OBJECT_STORE_BYTES, field="--address"):
-        running = {task.remote(cell, root, probes, compiled): cell for cell in wanted}
+        running = {task.remote(cell, root, compiled): cell for cell in wanted}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             cell = running.pop(ready)

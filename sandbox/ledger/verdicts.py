@@ -106,7 +106,7 @@ def findings(
     """
     by_name, found = {regime.name: regime for regime in regimes}, []
     for claim in claims:
-        own = [(name, claim.deciding(seeds), True) for name in (claim.home,)]
+        own = [(claim.home, claim.deciding(seeds), True)]
         own += [(name, claim.seen(name, seeds), False) for name in claim.places]
         for name, chosen, decides in own:
             if name in by_name and chosen:

@@ -50,8 +50,6 @@ LARGEST = 3.0
 """Largest standard deviation that a search may reach."""
 SIMPLER = 1.05
 """A dial is omitted if the loss without it is at most this factor larger."""
-
-
 ALIKE = 0.01
 """Losses that differ by less than a percent of the figures are considered equal."""
 GOOD = math.log(1.25)

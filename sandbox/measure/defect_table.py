@@ -23,7 +23,6 @@ from sandbox.model import MoE
 from sandbox.run import build_engine, initial_model, open_task
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.numerics import training_numerics
-from theory.algorithm import Algorithm
 from theory.contracts import Rollouts, Sampling
 from theory.divergences import discrepancy_metrics, masked_mean, surprise_gap
 from theory.loop import global_step
@@ -95,8 +94,9 @@ class Bench:
         # `named_tensors` gives copies: later updates leave a version unchanged.
         self.versions: list[list[tuple[str, Tensor]]] = [list(self.trainer.named_tensors())]
         rollout = self.engine()
+        natural = replace(self.algorithm, mode="none")  # the table measures engines, not remedies
         for step in range(num_steps):
-            global_step(step, self._natural(), rollout, self.trainer, self.task, config.seed)
+            global_step(step, natural, rollout, self.trainer, self.task, config.seed)
             self.versions.append(list(self.trainer.named_tensors()))
 
     @property
@@ -111,9 +111,6 @@ class Bench:
             f"The model: {model.num_layers} layers, width {model.hidden_size}, {experts}, {taught}trained for "
             f"{len(self.versions) - 1} global steps"
         )
-
-    def _natural(self) -> Algorithm:
-        return replace(self.algorithm, mode="none")  # the table measures engines, not remedies
 
     def build_trainer(
         self, model: MoE, block: TrainingBlock, micro_batch_size: int | None = None

@@ -1,6 +1,6 @@
 """Whole forward passes without gradients in a few C++ calls, for sampling, prefill and scoring.
 
-They use the row functions of the operators in sandbox/kernels/compiled/ops.py, so both give the same bits; tests
+They use the row functions of the operators in sandbox/kernels/compiled/, so both give the same bits; tests
 compare them, and their rounding with the hooks of `Numerics`. Unless a routing must be asked in between, all layers are
 one call.
 """
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sandbox.kernels import round_up
 from sandbox.kernels.compiled.build import library
+from sandbox.kernels.compiled.elementwise import rms_norm
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
-from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of, rms_norm
+from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of
 from sandbox.kernels.compiled.rounding import address_of, rounded
 from sandbox.kernels.compiled.self_attention import QK_NORMS
 from sandbox.kernels.experts import ascending

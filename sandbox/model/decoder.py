@@ -64,10 +64,9 @@ class MoE(DecoderWeights):
         *,
         numerics: Numerics = EXACT,
         cache: KVCache | None = None,
-        positions_B: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B S V"]:
         """Next-token logits after every token; see `forward_hidden` for the arguments."""
-        hidden_BSD = self.forward_hidden(tokens_BS, routing, numerics=numerics, cache=cache, positions_B=positions_B)
+        hidden_BSD = self.forward_hidden(tokens_BS, routing, numerics=numerics, cache=cache)
         return self.logits(hidden_BSD.flatten(0, 1), numerics=numerics).unflatten(0, hidden_BSD.shape[:2])
 
     def forward_hidden(
@@ -77,19 +76,17 @@ class MoE(DecoderWeights):
         *,
         numerics: Numerics = EXACT,
         cache: KVCache | None = None,
-        positions_B: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B S D"]:
         """The normalised hidden state of every token; `logits` turns the rows that are needed into logits.
 
-        Causal; right padding changes no bit of the tokens before it. With a cache, row b's tokens go to the slots from
-        `positions_B[b]` on (default: after the tokens it holds) and see the slots before; its length advances by S,
-        padding included: `KVCache.truncate` shortens ragged prompts again. No gradients with a cache.
+        Causal; right padding changes no bit of the tokens before it. With a cache, a row's tokens go after those that
+        it holds, and see them; its length advances by S, padding included: `KVCache.truncate` shortens ragged prompts
+        again. No gradients with a cache.
         Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
         """
-        positions_BS = self._positions(tokens_BS, cache, positions_B)
+        positions_BS = self._positions(tokens_BS, cache)
         x_BSD = F.embedding(tokens_BS, self.embedding)
-        # Without a cache keys are in slots 0 to S - 1 whatever their positions; a whole pass takes positions as slots.
-        whole = self._whole(numerics) if cache is not None or positions_B is None else None
+        whole = self._whole(numerics)
         if whole is not None:
             # It overwrites x_BSD, which the look-up above has copied from the embeddings.
             hidden_BSD = whole.forward(x_BSD, positions_BS, routing or NaturalRouting(), cache, numerics)
@@ -127,21 +124,21 @@ class MoE(DecoderWeights):
         # Outside of `held` packed for every pass: weights may have changed in place since the last one.
         return self._held or self._passes()
 
-    def _positions(self, tokens_BS: Tensor, cache: KVCache | None, positions_B: Tensor | None) -> Tensor:
+    def _positions(self, tokens_BS: Tensor, cache: KVCache | None) -> Tensor:
         """The position of each token, (1, S) if all rows begin at 0; checks tokens, positions and cache."""
         B, S = tokens_BS.shape
         low, high = (int(v) for v in tokens_BS.aminmax())
         if low < 0 or high >= self.config.vocab_size:
             raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {low if low < 0 else high}")
-        if positions_B is None:
-            # One row for the whole batch: rotations and masks are made once and broadcast.
-            positions_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
-        first, end = int(positions_B.min()), int(positions_B.max()) + S
-        if first < 0 or end > self.config.max_positions:
+        # Without a cache one row for the whole batch: rotations and masks are made once and broadcast.
+        first_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
+        end = int(first_B.max()) + S
+        if end > self.config.max_positions:
+            first = int(first_B.min())
             raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
         if cache is not None:
-            cache.check(positions_B, B, S)
-        return positions_B[:, None] + torch.arange(S)
+            cache.check(B, S)
+        return first_B[:, None] + torch.arange(S)
 
     def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
         """The state that all layers share in a pass over these positions."""

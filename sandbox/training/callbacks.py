@@ -26,10 +26,6 @@ class Evaluation:
         self.config = config
         self.engine = engine
 
-    def __call__(self, learner: Learner, number: int) -> Scalars:
-        """The accuracy after `number` global steps."""
-        return self.of(learner.model, learner.task, number)
-
     def of(self, model: MoE, task: Task, number: int) -> Scalars:
         """The accuracy of these weights on the task; `number` seeds the draws."""
         self.engine.load_model(model, version=number)
@@ -69,7 +65,7 @@ class Recording(L.Callback):
         self.recorder = RunRecorder(
             self.config,
             self.folder,
-            lambda number: self.evaluation(learner, number),
+            lambda number: self.evaluation.of(learner.model, learner.task, number),
             self.progress,
             trainer.loggers,
             self.tokenizer.decode,

@@ -112,7 +112,7 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     logs.mkdir(parents=True, exist_ok=True)
     memory = int(config.cluster.object_store_gib * 2**30)
     # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
-    num_cpus = None if torch.cuda.is_available() else num_places(config)
+    num_cpus = None if torch.cuda.is_available() else config.training.num_ranks + config.rollout.num_engines
     name, is_alone = config.cluster.interface, config.cluster.address is None
     own = interface.LOOPBACK if name is None else interface.address_of(name)
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
@@ -137,11 +137,6 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
             for actor in list(made.actors):
                 made.kill(actor)
             remove_placement_group(group)
-
-
-def num_places(config: ScaledRun) -> int:
-    """Actors of a run: ranks and engines."""
-    return config.training.num_ranks + config.rollout.num_engines
 
 
 def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]], dict[tuple[Role, int], Place]]:

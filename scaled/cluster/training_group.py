@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,46 +16,10 @@ from theory.objectives import Objective
 from theory.routing.passes import RoutingPlan
 
 
-@runtime_checkable
-class Rank(ModelRank, Protocol):
-    """The object that a rank actor holds in training."""
-
-    def score_reference(self, rollouts: Rollouts) -> Any:
-        """This rank's part of log pi_ref."""
-        ...
-
-    def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> Any:
-        """This rank's part of an optimiser step."""
-        ...
-
-    def predictor_weights(self) -> dict[int, Tensor]:
-        """W_p of this rank's layers."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Writes this rank's part of a checkpoint."""
-        ...
-
-    def begin_save(self, folder: Path) -> None:
-        """The same in a thread, while the rank continues."""
-        ...
-
-    def has_saved(self, wait: bool) -> bool:
-        """Whether that thread is done; `wait` blocks until it is."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """The inverse of `save`."""
-        ...
-
-
-BuildRank = Callable[[int, int, Store], Rank]
-"""(rank, number of ranks, the store where they meet) -> the rank, once all ranks have met."""
-
-
 class TrainingGroup(ScoringGroup):
-    """`TrainingEngine` over the ranks that `build` (a `BuildRank`) makes, with `save` and `load`.
+    """`TrainingEngine` over the ranks that `build` makes, with `save` and `load`.
 
+    A rank has `MegatronRank`'s methods, each for its own part of the batch, the layers or the checkpoint.
     After RankDied the caller starts another group from a checkpoint.
     """
 
@@ -103,7 +65,7 @@ def build_megatron(
     rank: int,
     num_ranks: int,
     store: Store,
-) -> Rank:
+) -> ModelRank:
     """A Megatron-core rank that has met the others; its machine must have the model's folder."""
     from scaled.megatron_engine import parallel
     from scaled.megatron_engine.rank import MegatronRank
@@ -113,4 +75,4 @@ def build_megatron(
     return MegatronRank(model, training, algorithm, keep_reference=algorithm.objective.kl_coefficient > 0)
 
 
-__all__ = ["BuildRank", "Rank", "TrainingGroup", "build_megatron"]
+__all__ = ["TrainingGroup", "build_megatron"]

@@ -1,4 +1,4 @@
-"""The shims that megatron-core 0.16.1 needs where there is no CUDA, and where Transformer Engine and Apex are missing.
+"""The shims that megatron-core 0.16.1 needs where there is no CUDA; `repairs` has those for GPUs, too.
 
 Megatron's modules get a `torch` of their own (cpu_torch.py), whose `cuda` answers for the CPU.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from scaled.megatron_engine import cpu_torch
+from scaled.megatron_engine.repairs import REPAIRS
 
 # All modules that the engine uses, imported before their `torch` is replaced: a module imported later would keep the
 # real one.
@@ -37,7 +38,6 @@ MODULES = (
 # Factories that Megatron calls with device="cuda".
 FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange")
 PRODUCTS = ("matmul", "bmm", "baddbmm")
-
 
 # Megatron's tracker seeds and reads "the GPU's" generator: a private one, so that the global one is untouched.
 _GENERATOR = torch.Generator()
@@ -242,60 +242,14 @@ def bf16_products() -> None:
     cpu_torch.call_with("matmul", lambda real, *given, **kwargs: matmul(*given, **kwargs), linear, "backward")
 
 
-def router_gemm() -> None:
-    """`moe_utils.te_general_gemm` exists, as None, where Transformer Engine does not.
-
-    A defect of Megatron, on GPUs too: the name is bound only if Transformer Engine imports, but always read.
-    Upstream: transformer/moe/moe_utils.py:RouterGatingLinearFunction.forward.
-    """
-    utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-    utils.__dict__.setdefault("te_general_gemm", None)
-
-
-def latent_attention() -> None:
-    """`multi_latent_attention.HAVE_TE` is False where Transformer Engine is not installed.
-
-    A defect of Megatron, on GPUs too: TELinear is None there, and `isinstance` needs a class.
-    Upstream: transformer/multi_latent_attention.py:MultiLatentAttention.__init__.
-    """
-    attention = importlib.import_module("megatron.core.transformer.multi_latent_attention")
-    attention.__dict__["HAVE_TE"] = False
-
-
-def optimizer_load() -> None:
-    """The distributed optimiser takes a checkpoint into torch's AdamW.
-
-    Megatron expects Apex's or Transformer Engine's Adam, whose state has no `step` by parameter, and writes into views
-    of leaves that need gradients. `load_state_dict` has already set `step` when this runs; the tensor that the
-    dp_reshardable format brings for it is the loader's own stale one. Needed on GPUs without the two, too.
-    Upstream: optimizer/distrib_optimizer.py:DistributedOptimizer._set_main_param_and_optimizer_states.
-    """
-    distributed = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
-
-    @torch.no_grad()
-    def set_state(self: Any, model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
-        group, position = self.model_param_group_index_map[model_param]
-        main = self.optimizer.param_groups[group]["params"][position]
-        state = {"param": main, **self.optimizer.state[main]}
-        state.pop("step", None)
-        for name, tensor in state.items():
-            tensor.copy_(tensors[name])
-
-    distributed.DistributedOptimizer._set_main_param_and_optimizer_states = set_state
-
-
-def _by_name(*shims: Callable[[], None]) -> dict[str, Callable[[], None]]:
-    return {shim.__name__: shim for shim in shims}
-
-
-SHIMS = _by_name(
-    current_device, generator, streams, synchronize, device_keyword, split_sizes, uneven_splits, type_names, tied_head,
-    rotary_positions, bf16_products,
-)  # fmt: skip
+SHIMS = {
+    shim.__name__: shim
+    for shim in (
+        current_device, generator, streams, synchronize, device_keyword, split_sizes, uneven_splits, type_names,
+        tied_head, rotary_positions, bf16_products,
+    )
+}  # fmt: skip
 """For machines without CUDA."""
-
-REPAIRS = _by_name(router_gemm, latent_attention, optimizer_load)
-"""For machines without Transformer Engine and Apex, GPU or not."""
 
 
 def install(names: Iterable[str] | None = None) -> None:
@@ -326,4 +280,4 @@ def has_fused_kernels() -> bool:
     return True
 
 
-__all__ = ["REPAIRS", "SHIMS", "has_fused_kernels", "install"]
+__all__ = ["SHIMS", "has_fused_kernels", "install"]

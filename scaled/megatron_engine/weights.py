@@ -1,4 +1,4 @@
-"""Weights from Hugging Face files or streams into this rank's shards, and out again, for every layout.
+"""Weights from Hugging Face files into this rank's shards, and out again, for every layout.
 
 One view of a parameter for each Hugging Face tensor in it serves both directions: loading writes a slice of the file
 into it, exporting gathers it from the tensor-parallel ranks, one parameter at a time. `names.py` has the rules.
@@ -87,15 +87,10 @@ def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: La
 
 
 @torch.no_grad()
-def load_hf(
-    chunks: Sequence[torch.nn.Module],
-    shape: ModelShape,
-    layout: Layout,
-    source: str | Path | Iterable[tuple[str, Tensor]],
-) -> None:
-    """Fills the rank's weights from a Hugging Face folder, or from a stream of named tensors; types are converted.
+def load_hf(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout, folder: str | Path) -> None:
+    """Fills the rank's weights from a Hugging Face folder; types are converted.
 
-    From a folder only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
+    Only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
     of an existing optimiser are not updated: call its `reload_model_params`.
     Raises ValueError, naming them, for tensors that are missing, unexpected or of another shape.
     """
@@ -108,7 +103,7 @@ def load_hf(
     expected = shape.weights()
     seen: set[str] = set()
     unexpected: list[str] = []
-    for name, size, read in _entries(source):
+    for name, size, read in _entries(folder):
         if DERIVED.search(name):
             continue
         if name not in expected or name in seen:
@@ -137,15 +132,11 @@ def _fill(weight: RankWeight, part: int, piece: Tensor) -> None:
 Read = Callable[[tuple[slice, ...]], Tensor]
 
 
-def _entries(source: str | Path | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Sequence[int], Read]]:
-    """(name, shape, read), where `read` takes slices and reads only them from a file."""
-    if not isinstance(source, str | Path):
-        for name, tensor in source:
-            yield name, tensor.shape, tensor.__getitem__
-        return
-    files = sorted(Path(source).glob("*.safetensors"))
+def _entries(folder: str | Path) -> Iterator[tuple[str, Sequence[int], Read]]:
+    """(name, shape, read), where `read` takes slices and reads only them from the file."""
+    files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
-        raise ValueError(f"expected a folder with safetensors files, got {source}")
+        raise ValueError(f"expected a folder with safetensors files, got {folder}")
     for file in files:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # not a mapping: it cannot be iterated
@@ -175,10 +166,6 @@ def export_hf(
         else:
             group, rank = parallel_state.get_tensor_model_parallel_group(), layout.tp_rank
         local = weight.tensor.data if tensors is None else tensors(weight.tensor)  # type: ignore[arg-type]
-        if local.shape != weight.tensor.shape:
-            raise ValueError(
-                f"{weight.rule.names[0]}: expected shape {list(weight.tensor.shape)}, got {list(local.shape)}"
-            )
         for part, view in enumerate(weight.parts(local)):
             whole = _gathered(view, weight, part, group)
             if rank == 0:

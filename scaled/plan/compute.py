@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import engine_memory, flops, in_progress, memory, parameters, passes, payloads
+from scaled.plan import engine_memory, flops, host_memory, in_progress, memory, parameters, passes, payloads
 from scaled.plan.hardware import Gpu
 
 DECODE_FLOPS_EFFICIENCY = 0.3
@@ -27,7 +27,7 @@ PUSH_GB_S = 2.8
 `python -m scaled.cluster.push_bench` on one machine of two cores. From machine to machine nothing was measured."""
 
 PUSH_SPILLED_GB_S = 0.14
-"""The same where the object store cannot hold all weights and spills to disk."""
+"""The same where the object store spills to disk; measured where it could not hold all weights."""
 
 QUANTISE_GB_S = 0.34
 """GB/s of training weights that one rank quantises, on one thread of a CPU. On a GPU nothing was measured."""
@@ -80,9 +80,7 @@ def decode_step_seconds(
     Bytes are the weights of the experts reached and all others, and the sequences' keys and values.
     """
     rollout, tp = config.rollout, config.rollout.tensor_parallel
-    precision = rollout.precision
-    b = parameters.ELEMENT_BYTES[precision.compute]
-    whole = payloads.weight_bytes(shape, precision.weights, b)
+    whole = engine_memory.engine_weights(config, shape)
     expert_share = len(shape.moe_layers) * shape.num_experts * shape.num_expert_parameters / shape.num_parameters
     # A step reads every dense weight, but of the experts only those that some token of the batch chose.
     touched = flops.experts_touched(shape, num_seqs) / max(1, shape.num_experts)
@@ -92,7 +90,7 @@ def decode_step_seconds(
     num_flops = num_seqs * (flops.matrix_flops(shape) + flops.attention_flops(shape, context)) / tp
     by_bytes = (weights + kv) / (gpu.hbm_gb_s * 1e9 * DECODE_BANDWIDTH_EFFICIENCY)
     # int8 and fp32 count at the bf16 rate, as `Gpu` has rates of bf16 and fp8 alone.
-    rate = gpu.tflops(fp8=precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
+    rate = gpu.tflops(fp8=rollout.precision.weights == "fp8_block") * 1e12 * DECODE_FLOPS_EFFICIENCY
     return max(by_bytes, num_flops / rate) + STEP_OVERHEAD
 
 
@@ -114,21 +112,15 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
 
 
-def push_rate(config: ScaledRun, size: int) -> float:
-    """GB/s at which `size` bytes of weights reach the engines; the object store must hold all of them together.
+def push_rate(config: ScaledRun, shape: ModelShape, mean_tokens: int) -> float:
+    """GB/s at which weights reach the engines after a step of sequences of that mean length.
 
-    Where sampling runs k >= 1 versions behind, it holds k of them (`cluster.schedule`). A cluster that runs already
-    (cluster.address) is assumed to have room.
+    The object store must hold them beside all that lies there then (`host_memory.stored_bytes`). A cluster that runs
+    already (cluster.address) is assumed to have room.
     """
-    together = max(1, config.schedule.steps_off) * size
-    fits = config.cluster.address is not None or together <= config.cluster.object_store_gib * memory.GIB
+    stored = sum(host_memory.stored_bytes(config, shape, mean_tokens).values())
+    fits = config.cluster.address is not None or stored <= config.cluster.object_store_gib * memory.GIB
     return PUSH_GB_S if fits else PUSH_SPILLED_GB_S
-
-
-def push_bytes(config: ScaledRun, shape: ModelShape) -> int:
-    """Bytes of a push, counted once for all engines: the weights in the format of the engines."""
-    precision = config.rollout.precision
-    return payloads.weight_bytes(shape, precision.weights, parameters.ELEMENT_BYTES[precision.compute])
 
 
 def yielded_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) -> int:
@@ -156,10 +148,10 @@ def quantise_seconds(config: ScaledRun, shape: ModelShape) -> float:
     return parameters.ELEMENT_BYTES[training.precision] * largest / (QUANTISE_GB_S * 1e9)
 
 
-def push_seconds(config: ScaledRun, shape: ModelShape) -> float:
+def push_seconds(config: ScaledRun, shape: ModelShape, mean_tokens: int) -> float:
     """Seconds until every engine has the weights: quantised in the ranks if asked, then sent."""
-    size = push_bytes(config, shape)
-    return size / (push_rate(config, size) * 1e9) + quantise_seconds(config, shape)
+    rate = push_rate(config, shape, mean_tokens) * 1e9
+    return engine_memory.engine_weights(config, shape) / rate + quantise_seconds(config, shape)
 
 
 def turn_seconds(config: ScaledRun, shape: ModelShape) -> float:
@@ -213,7 +205,7 @@ def step_compute(
     made = passes.passes(config, shape, S, widest)
     rollout_s = rollout_seconds(config, shape, gpu, S, widest)
     training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
-    push_s, turn_s = push_seconds(config, shape), turn_seconds(config, shape)
+    push_s, turn_s = push_seconds(config, shape, S), turn_seconds(config, shape)
     step_s = together_seconds(config, rollout_s, training_s) + push_s + turn_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     # `tokens` are those trained on; the rollout's FLOPs count dropped responses, too.

@@ -16,20 +16,25 @@ def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     layer's activations of `max_num_batched_tokens` tokens, and fp32 logits and log-probabilities of `max_num_seqs`.
     """
     rollout = config.rollout
-    b, tp = ELEMENT_BYTES[rollout.precision.compute], rollout.tensor_parallel
-    weights = payloads.weight_bytes(shape, rollout.precision.weights, b)
+    b = ELEMENT_BYTES[rollout.precision.compute]
     layer = max(attention_activations(shape, b) + mlp_activations(shape, n, b) for n in range(shape.num_layers))
     # Whole on every GPU, an upper bound: TP splits heads and widths, but not a layer's inputs.
     workspace = rollout.max_num_batched_tokens * layer + 8 * rollout.max_num_seqs * shape.vocab_size
     kv = sequence_kv_bytes(config, shape)
     parts = {
-        "weights": weights // tp,
+        "weights": engine_weights(config, shape) // rollout.tensor_parallel,
         # TP is in `kv` already, which counts the heads that one GPU has.
         f"KV of {rollout.max_num_seqs} x {rollout.max_model_len} tokens": rollout.max_num_seqs * kv,
         "workspace": workspace,
         "context and buffers": CONTEXT,
     }
     return Memory("rollout GPU", parts)
+
+
+def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of all weights in the format of the engines: those of a push, counted once for all engines."""
+    precision = config.rollout.precision
+    return payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
 
 
 def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
@@ -39,4 +44,4 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
     return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
 
 
-__all__ = ["rollout_memory", "sequence_kv_bytes"]
+__all__ = ["engine_weights", "rollout_memory", "sequence_kv_bytes"]

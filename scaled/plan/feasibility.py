@@ -131,6 +131,11 @@ def rollout_budget(config: ScaledRun, gpu: Gpu) -> float:
     return gpu.memory_gib * GIB * config.rollout.gpu_memory_utilization
 
 
+def with_fields(config: ScaledRun, block: str, **fields: Any) -> ScaledRun:
+    """The config with these fields of a block changed, unchecked."""
+    return config.model_copy(update={block: getattr(config, block).model_copy(update=fields)})
+
+
 def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0.0) -> list[str]:
     """A line for each pool that exceeds its GPU: the need, the limit, and single changes that fit.
 
@@ -193,19 +198,19 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         yield from _smaller_shares(config, shape, gpu)
     order = ("none", "selective", "full")
     for value in order[order.index(training.recompute) + 1 :]:
-        yield from _changed(config, shape, training={"recompute": value})
+        yield from _changed(config, shape, "training", recompute=value)
     budget, least = training.max_tokens_per_micro_batch, config.rollout.max_model_len
     if budget is None:
         for value in _divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
-            yield from _changed(config, shape, training={"micro_batch_size": value})
+            yield from _changed(config, shape, "training", micro_batch_size=value)
     elif budget > least:
         # No smaller value is valid: the longest response must fit a micro-batch (`ScaledRun._batch_divides`).
-        yield from _changed(config, shape, training={"max_tokens_per_micro_batch": least})
+        yield from _changed(config, shape, "training", max_tokens_per_micro_batch=least)
     for field in ("expert_parallel", "tensor_parallel", "context_parallel", "pipeline_parallel"):
         for factor in (2, 4, 8, 16):
-            yield from _changed(config, shape, training={field: getattr(training, field) * factor})
+            yield from _changed(config, shape, "training", **{field: getattr(training, field) * factor})
     for factor in (2, 4, 8):
-        yield from _changed(config, shape, training={"num_ranks": training.num_ranks * factor})
+        yield from _changed(config, shape, "training", num_ranks=training.num_ranks * factor)
 
 
 def resident_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
@@ -214,7 +219,7 @@ def resident_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
     for offload in (("gradients",), ("optimizer",), ("gradients", "optimizer")):
         # Strict supersets: a change must not bring back what the config offloads already.
         if set(offload) > set(config.training.offload or ()):
-            yield from _changed(config, shape, training={"offload": offload})
+            yield from _changed(config, shape, "training", offload=offload)
     yield from training_changes(config, shape, gpu)
 
 
@@ -223,8 +228,7 @@ def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
     rollout = config.rollout
     for percent in range(95, 0, -5):
         if percent / 100 < rollout.gpu_memory_utilization:
-            smaller = rollout.model_copy(update={"gpu_memory_utilization": percent / 100})
-            changed = config.model_copy(update={"rollout": smaller})
+            changed = with_fields(config, "rollout", gpu_memory_utilization=percent / 100)
             if engine_memory.rollout_memory(changed, shape).total <= rollout_budget(changed, gpu):
                 yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
 
@@ -234,25 +238,22 @@ def rollout_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[
     rollout = config.rollout
     # Each value in turn: `_ways` names the first, and so the largest, that fits.
     for value in range(rollout.max_num_seqs - 1, 0, -1):
-        fewer = rollout.model_copy(update={"max_num_seqs": value})
-        yield f"rollout.max_num_seqs {value}", config.model_copy(update={"rollout": fewer})
+        yield f"rollout.max_num_seqs {value}", with_fields(config, "rollout", max_num_seqs=value)
     for factor in (2, 4, 8):
         # As many GPUs as before, for fewer engines.
-        fields = {"tensor_parallel": rollout.tensor_parallel * factor, "num_engines": rollout.num_engines // factor}
-        yield from _changed(config, shape, rollout=fields)
+        size, num = rollout.tensor_parallel * factor, rollout.num_engines // factor
+        yield from _changed(config, shape, "rollout", tensor_parallel=size, num_engines=num)
 
 
-def _changed(config: ScaledRun, shape: ModelShape, **blocks: dict[str, Any]) -> Iterator[tuple[str, ScaledRun]]:
+def _changed(config: ScaledRun, shape: ModelShape, block: str, **fields: Any) -> Iterator[tuple[str, ScaledRun]]:
     """The config with these fields of a block changed, if it is valid, divides and has its GPUs."""
     raw = config.model_dump()
-    for block, fields in blocks.items():
-        raw[block] |= fields
+    raw[block] |= fields
     try:
         changed = ScaledRun.model_validate(raw)
         check_divides(changed, shape)
         check_places(changed)
     except (pydantic.ValidationError, ConfigError):
         return
-    ((block, fields),) = blocks.items()
     shown = (f"[{', '.join(value)}]" if isinstance(value, tuple) else value for value in fields.values())
     yield " and ".join(f"{block}.{field} {value}" for field, value in zip(fields, shown, strict=True)), changed

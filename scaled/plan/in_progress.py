@@ -33,14 +33,8 @@ class Load:
 
 def responses_in_progress(config: ScaledRun) -> int:
     """Responses in progress at the start of a rollout: (P + extra_prompts) G."""
-    batch = config.algorithm.batch
-    return (batch.num_prompts + extra_prompts(config)) * batch.num_responses
-
-
-def extra_prompts(config: ScaledRun) -> int:
-    """Prompts in progress beyond those that a step trains on; 0 without over-sampling."""
-    over = config.algorithm.oversampling
-    return 0 if over is None else over.extra_prompts
+    batch, over = config.algorithm.batch, config.algorithm.oversampling
+    return (batch.num_prompts + (0 if over is None else over.extra_prompts)) * batch.num_responses
 
 
 def rollout_load(config: ScaledRun, mean_tokens: int, longest: int) -> Load:
@@ -70,4 +64,4 @@ def rollout_load(config: ScaledRun, mean_tokens: int, longest: int) -> Load:
     return Load(E * G, P * G, min(T, cut, steady))
 
 
-__all__ = ["Load", "extra_prompts", "responses_in_progress", "rollout_load"]
+__all__ = ["Load", "responses_in_progress", "rollout_load"]

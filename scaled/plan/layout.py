@@ -6,24 +6,23 @@ layers and experts, and the parameters of a rank are Megatron's own answers.
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lab.hf import LatentAttention, ModelShape
-from lab.strict import validate
+from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.parallel import check_layout
-from theory.routing.gates import Gate
 
 LIMIT_S = 300
 """Seconds after which a dry run is ended."""
+
+PROGRAM = "import sys; from scaled.plan.layout import build; build(*sys.argv[1:])"
 
 # Bytes per parameter: weights, gradients (always fp32), optimiser states (Adam's two moments and, in bf16, the master).
 BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
@@ -33,6 +32,7 @@ BYTES = {"bf16": (2, 4, 12), "fp32": (4, 4, 8)}
 class RankPlan:
     """The shards of one rank. `layers` are decoder layers from 0, by model chunk; parameters are its own.
 
+    num_local_experts: of each of its MoE layers, 0 where it has none.
     replicated_parameters: those of dense_parameters that every tensor-parallel rank has whole (norms, routers).
     weight_bytes, gradient_bytes: of all its parameters. optimizer_bytes: of its share of the optimiser states, which
     are sharded over CP x DP ranks (experts: over the replicas of an expert) with the distributed optimiser.
@@ -69,16 +69,14 @@ def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
     per_stage = training.num_ranks // training.pipeline_parallel
     ranks = [stage * per_stage for stage in range(training.pipeline_parallel)]
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
-        request, answer = Path(name) / "request.json", Path(name) / "answer.json"
-        request.write_text(
-            json.dumps({"shape": asdict(shape), "training": training.model_dump(), "ranks": ranks}), encoding="utf-8"
-        )
+        request, answer = Path(name) / "request", Path(name) / "answer"
+        request.write_bytes(pickle.dumps((shape, training, ranks)))
         # The process imports what this one would, wherever it was started.
-        paths = os.pathsep.join(path for path in sys.path if path)
+        paths = os.pathsep.join(map(os.path.abspath, sys.path))
         try:
             done = subprocess.run(
                 # Without warnings, the last line of stderr is the error's own text (`summary.dry_run_layout`).
-                [sys.executable, "-W", "ignore", "-m", "scaled.plan.layout", str(request), str(answer)],
+                [sys.executable, "-P", "-W", "ignore", "-c", PROGRAM, str(request), str(answer)],
                 # No GPU: a machine that has one would otherwise build Transformer Engine's modules on it.
                 env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
                 capture_output=True,
@@ -89,21 +87,7 @@ def dry_run(shape: ModelShape, training: TrainingBlock) -> list[RankPlan]:
             raise TimeoutError(f"it took longer than {LIMIT_S:g} s") from None
         if done.returncode:
             raise RuntimeError(f"training: the dry run failed: {done.stderr.strip()[-2000:]}")
-        plans = json.loads(answer.read_text(encoding="utf-8"))
-    return [RankPlan(**{**plan, "layers": tuple(map(tuple, plan["layers"]))}) for plan in plans]
-
-
-def _shape(fields: dict[str, Any]) -> ModelShape:
-    latent = fields["latent_attention"]
-    # JSON turned tuples into lists, and dataclasses into mappings.
-    return ModelShape(
-        **{
-            **fields,
-            "dense_layers": tuple(fields["dense_layers"]),
-            "gate": Gate(**fields["gate"]),
-            "latent_attention": None if latent is None else LatentAttention(**latent),
-        }
-    )
+        return pickle.loads(answer.read_bytes())
 
 
 def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
@@ -134,7 +118,7 @@ def _plan(shape: ModelShape, training: TrainingBlock, rank: int) -> RankPlan:
         rank=rank,
         stage=layout.pp_rank,
         layers=layout.layers,
-        num_local_experts=shape.num_experts // layout.ep_size,
+        num_local_experts=shape.num_experts // layout.ep_size if experts else 0,
         dense_parameters=dense,
         expert_parameters=experts,
         replicated_parameters=replicated,
@@ -153,15 +137,10 @@ def _peak_bytes() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _main(request: Path, answer: Path) -> None:
-    asked = json.loads(request.read_text(encoding="utf-8"))
-    shape, training = _shape(asked["shape"]), validate(TrainingBlock, asked["training"], "training")
-    plans = [asdict(_plan(shape, training, rank)) for rank in asked["ranks"]]
-    answer.write_text(json.dumps(plans), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]), Path(sys.argv[2]))
+def build(request: str, answer: str) -> None:
+    """Writes the RankPlans that `dry_run` asks its process for."""
+    shape, training, ranks = pickle.loads(Path(request).read_bytes())
+    Path(answer).write_bytes(pickle.dumps([_plan(shape, training, rank) for rank in ranks]))
 
 
 __all__ = ["RankPlan", "dry_run"]

@@ -57,11 +57,12 @@ def rank_parameters(shape: ModelShape, training: TrainingBlock, stage: int = 0) 
     has the embedding, the last one the final norm and the head (or the tied copy of the embedding).
     """
     tp, last = training.tensor_parallel, training.pipeline_parallel - 1
+    replicated = replicated_attention_parameters(shape)
+    attention = shape.num_attention_parameters - replicated
     dense = experts = 0
     for number in stage_layers(shape, training, stage):
         # All divisions below are exact (`check_layout`): `summary.dry_run_layout` asks for Megatron's very number.
-        whole = replicated_attention_parameters(shape) + 2 * shape.hidden_size
-        split = shape.num_attention_parameters - replicated_attention_parameters(shape)
+        whole, split = replicated + 2 * shape.hidden_size, attention
         if number in shape.dense_layers:
             split += 3 * shape.hidden_size * shape.dense_size
         else:

@@ -9,10 +9,11 @@ Letters: L MoE layers, K slots, E experts, D model width, F expert width, S toke
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from lab.hf import ModelShape
-from scaled.vllm_engine.quantize import is_quantised
+from scaled.vllm_engine.quantize import BLOCK, is_quantised
 from theory.routing.record import index_dtype
 from theory.top_tokens import id_dtype
 
@@ -22,31 +23,19 @@ INT32_BYTES = 4
 SCORE_BYTES = 4
 """Bytes of an expert's log-score in old's pass, fp32."""
 
-SCALE_BYTES = 4
-"""Bytes of one fp32 scale of a quantised block or channel."""
-
-BLOCK = 128
-"""Side of the square that shares a scale under fp8_block."""
-
 
 def id_bytes(shape: ModelShape) -> int:
     """Bytes of one expert id in our records: the narrowest signed type that holds every id and -1."""
     return index_dtype(shape.num_experts).itemsize
 
 
-def routing_bytes_per_token(shape: ModelShape, element_bytes: int) -> int:
-    """Bytes of one token's expert ids: element_bytes x L x K (R3 Table 9: 2 x 48 x 8; Pr2 App. E.2: 4 L k)."""
-    return element_bytes * len(shape.moe_layers) * shape.experts_per_token
-
-
 def routing_bytes(shape: ModelShape, num_tokens: int, element_bytes: int | None = None) -> int:
-    """Bytes of the expert ids of `num_tokens` tokens (R3 App. G.2 with num_tokens = B G N); our records by default."""
-    return routing_bytes_per_token(shape, id_bytes(shape) if element_bytes is None else element_bytes) * num_tokens
+    """Bytes of the expert ids of `num_tokens` tokens: element_bytes x L x K for each; by default those of our records.
 
-
-def feature_bytes_per_position(shape: ModelShape, hidden_bytes: int = 2) -> int:
-    """Bytes of one position's (h, p) in every MoE layer: L (hidden_bytes D + 4 E), logits in fp32 (Pr2 App. E.2)."""
-    return len(shape.moe_layers) * (hidden_bytes * shape.hidden_size + 4 * shape.num_experts)
+    R3 Table 9 has 2 x 48 x 8 per token, and App. G.2 num_tokens = B G N; Pr2 App. E.2 has 4 L k.
+    """
+    each = id_bytes(shape) if element_bytes is None else element_bytes
+    return each * len(shape.moe_layers) * shape.experts_per_token * num_tokens
 
 
 def router_logit_bytes(shape: ModelShape, num_rows: int) -> int:
@@ -55,8 +44,12 @@ def router_logit_bytes(shape: ModelShape, num_rows: int) -> int:
 
 
 def feature_bytes(shape: ModelShape, num_positions: int, num_responses: int = 1, hidden_bytes: int = 2) -> int:
-    """Bytes of the feature cache: num_responses x T_c x L (2 D + 4 E) (Pr2 App. E.2, per response in Table 3)."""
-    return num_responses * num_positions * feature_bytes_per_position(shape, hidden_bytes)
+    """Bytes of the feature cache: num_responses x T_c x L (hidden_bytes D + 4 E), logits in fp32.
+
+    Pr2 (App. E.2) has hidden_bytes = 2, and the bytes of one response in Table 3.
+    """
+    of_position = len(shape.moe_layers) * (hidden_bytes * shape.hidden_size + 4 * shape.num_experts)
+    return num_responses * num_positions * of_position
 
 
 def top_token_bytes(shape: ModelShape, num_top: int, num_tokens: int) -> int:
@@ -101,6 +94,8 @@ def kv_bytes_per_token(shape: ModelShape, element_bytes: int = 2, tensor_paralle
     return element_bytes * shape.num_layers * 2 * heads * shape.head_dim
 
 
+# Cached: a search asks for it at every layout that fits, and it counts layer by layer.
+@functools.cache
 def weight_bytes(shape: ModelShape, weights: str, compute_bytes: int) -> int:
     """Bytes of all weights in the inference engine's format.
 
@@ -113,7 +108,7 @@ def weight_bytes(shape: ModelShape, weights: str, compute_bytes: int) -> int:
         return compute_bytes * shape.num_parameters
     # int8 as if every row had D weights: other widths move the sum of Qwen3-30B by 0.1 %.
     num_scales = matrices / BLOCK**2 if weights == "fp8_block" else matrices / shape.hidden_size
-    return round(compute_bytes * rest + matrices + SCALE_BYTES * num_scales)
+    return round(compute_bytes * rest + matrices + 4 * num_scales)
 
 
 def quantised_parameters(shape: ModelShape) -> int:

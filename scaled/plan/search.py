@@ -20,6 +20,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.plan import compute, engine_memory, feasibility, memory, passes
+from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
 
@@ -106,7 +107,7 @@ def search(
             try:
                 feasibility.check_divides(one, shape)
                 # Any engines serve: those of one split all take the same number of GPUs.
-                feasibility.check_places(_with(one, engines[0].rollout) if engines else one)
+                feasibility.check_places(with_fields(one, "rollout", **engines[0].rollout) if engines else one)
             except ConfigError as error:
                 tally.add(f"does not divide: {str(error).split(':')[0]}")
                 continue
@@ -123,7 +124,8 @@ def search(
                 made = passes.passes(one, shape, *lengths)
                 total = made.score_flops + made.update_flops
                 seconds[key] = passes.training_seconds(training, gpu, total, made.num_micro)
-            found.append(_found(_with(one, fitting.rollout), shape, fitting, seconds[key]))
+            whole = with_fields(one, "rollout", **fitting.rollout)
+            found.append(_found(whole, shape, fitting, seconds[key], lengths[0]))
     found.sort(key=_order)
     return Search(found, tally.reasons())
 
@@ -183,7 +185,7 @@ def _engines(
         if num_seqs < 1:
             continue
         fields["max_num_seqs"] = num_seqs
-        one = _with(config, fields)
+        one = with_fields(config, "rollout", **fields)
         try:
             feasibility.check_divides(one, shape)
         except ConfigError:
@@ -194,11 +196,8 @@ def _engines(
 
 
 def _rollout_need(config: ScaledRun, shape: ModelShape, fields: dict[str, Any], num_seqs: int) -> int:
-    return engine_memory.rollout_memory(_with(config, fields | {"max_num_seqs": num_seqs}), shape).total
-
-
-def _with(config: ScaledRun, fields: dict[str, Any]) -> ScaledRun:
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update=fields)})
+    one = with_fields(config, "rollout", **fields | {"max_num_seqs": num_seqs})
+    return engine_memory.rollout_memory(one, shape).total
 
 
 def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], tally: _Tally) -> _Engines | None:
@@ -217,15 +216,15 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
         return None
     kept = memory.resident_memory(one, shape).total
     for each in engines:
-        if not one.takes_turns or kept <= feasibility.resident_budget(_with(one, each.rollout), gpu):
+        if not one.takes_turns or kept <= feasibility.resident_budget(with_fields(one, "rollout", **each.rollout), gpu):
             return each
-    room = max(feasibility.resident_budget(_with(one, each.rollout), gpu) for each in engines)
+    room = max(feasibility.resident_budget(with_fields(one, "rollout", **each.rollout), gpu) for each in engines)
     tally.add("the ranks' kept memory does not fit beside any engine", (kept - room) / GIB, one)
     return None
 
 
-def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float) -> FittingLayout:
-    others = compute.push_seconds(one, shape) + compute.turn_seconds(one, shape)
+def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float, mean: int) -> FittingLayout:
+    others = compute.push_seconds(one, shape, mean) + compute.turn_seconds(one, shape)
     together = compute.together_seconds(one, engines.seconds, training_s)
     kept = memory.resident_memory(one, shape).total / GIB if one.takes_turns else None
     update = memory.peak_training_memory(one, shape).total / GIB

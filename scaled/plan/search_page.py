@@ -15,48 +15,40 @@ if TYPE_CHECKING:
 SHOWN = 10
 """Layouts that a table shows."""
 
-
 LEGEND = (
-    "GiB of a GPU: in an update, kept by ranks while engines are awake, and of an engine. Seconds of a step: rollout, "
-    "training, and push with turns."
+    "Engines x GPUs of each, at their share of a colocated GPU. GiB: ranks in an update, what they keep while engines "
+    "are awake, and an engine. Below the seconds of a step: rollout, training, and push with turns."
 )
-"""The numbers of the table's last columns, in words."""
+"""The numbers of the table, in words."""
 
 
 def search_table(config: ScaledRun, made: Search) -> Table:
-    """The quickest layouts, one per row."""
+    """The quickest layouts, two lines each; at most 80 columns wide."""
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     title = f"{config.name}: {len(made.found)} of {made.num_tried} layouts fit {gpus} {config.cluster.gpu}"
     if len(made.found) > SHOWN:
         title += f"; the {SHOWN} quickest"
-    table = titled_table(
-        title, "ranks", "TP CP PP EP", "recompute", "engines", "seqs", "GiB: update kept engine", "step s", "GPU h"
-    )
+    table = titled_table(title, "ranks", "engines", "GiB of a GPU", "seconds of a step")
+    table.leading = 1
     for found in made.found[:SHOWN]:
-        table.add_row(*_row(found, gpus))
+        table.add_row(*_row(found))
     return table
 
 
-def _row(found: FittingLayout, gpus: int) -> list[str]:
-    training, rollout = found.config.training, found.config.rollout
-    kept = "-" if found.kept_gib is None else f"{found.kept_gib:.1f}"
+def _row(found: FittingLayout) -> list[str]:
+    training, rollout, placement = found.config.training, found.config.rollout, found.config.cluster.placement
     offload = "" if training.offload is None else ", offload"
-    share = f" at {rollout.gpu_memory_utilization:g}" if found.config.cluster.placement == "colocated" else ""
+    share = f" at {rollout.gpu_memory_utilization:g}" if placement == "colocated" else ""
+    kept = "" if found.kept_gib is None else f", {found.kept_gib:.1f} kept"
+    push_s = found.step_s - compute.together_seconds(found.config, found.rollout_s, found.training_s)
     return [
-        f"{training.num_ranks} {found.config.cluster.placement}{offload}",
-        f"{training.tensor_parallel} {training.context_parallel} {training.pipeline_parallel} "
-        f"{training.expert_parallel}",
-        training.recompute,
-        f"{rollout.num_engines} x {rollout.tensor_parallel}{share}",
-        str(rollout.max_num_seqs),
-        f"{found.update_gib:.1f} {kept} {found.rollout_gib:.1f}",
-        f"{found.step_s:,.0f} = {found.rollout_s:,.0f} + {found.training_s:,.0f} + {_push(found):,.0f}",
-        f"{gpus * found.step_s / 3600:,.1f}",
+        f"{training.num_ranks}: TP {training.tensor_parallel} CP {training.context_parallel} "
+        f"PP {training.pipeline_parallel} EP {training.expert_parallel}\n"
+        f"{placement}, {training.recompute}{offload}",
+        f"{rollout.num_engines} x {rollout.tensor_parallel}{share}\n{rollout.max_num_seqs} seqs",
+        f"{found.update_gib:.1f}{kept}\n{found.rollout_gib:.1f} engine",
+        f"{found.step_s:,.0f}\n{found.rollout_s:,.0f} + {found.training_s:,.0f} + {push_s:,.0f}",
     ]
-
-
-def _push(found: FittingLayout) -> float:
-    return found.step_s - compute.together_seconds(found.config, found.rollout_s, found.training_s)
 
 
 def to_json(made: Search) -> dict[str, Any]:

@@ -104,7 +104,8 @@ class _Play:
         self.rates, self.num_steps = rates or Rates(), num_steps
         self.config, self.shape, self.gpu, self.tokens, self.seed = config, shape, gpu, tokens, seed
         self.num_minibatches = config.algorithm.build().num_minibatches
-        self.push_s = self.rates.push * (compute.push_seconds(config, shape) + compute.turn_seconds(config, shape))
+        handed_over_s = compute.push_seconds(config, shape, tokens[0]) + compute.turn_seconds(config, shape)
+        self.push_s = self.rates.push * handed_over_s
         self.save_s = self.rates.checkpoint * CHECKPOINT_BYTES * shape.num_parameters / (chance.save_gb_s * 1e9)
         # One stream for ranks and engines, drawn in the order of events: other scenarios have other failures, too.
         self.breaks = np.random.default_rng(derive_seed(seed, "failures"))

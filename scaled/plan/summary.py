@@ -10,13 +10,14 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, parameters, passes, payloads
+from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, parameters, payloads
+from scaled.plan.assumptions import sentences
 from scaled.plan.compute import StepCompute
 from scaled.plan.conditions import check_settings
 from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.layout import RankPlan, dry_run
-from scaled.plan.memory import GIB, Memory
+from scaled.plan.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,20 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         shape=shape,
         gpu=gpu,
         training=GpuBudget(memory.peak_training_memory(config, shape), feasibility.training_budget(config, gpu)),
-        resident=_resident(config, shape, gpu),
+        resident=GpuBudget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
+        if config.takes_turns
+        else None,
         rollout=GpuBudget(engine_memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
         host=host_memory(config, shape),
         payloads=step_payloads(config, shape),
         compute=step,
         misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),
     )
+
+
+def assumptions(plan: Plan) -> list[str]:
+    """The assumptions behind the numbers, one sentence each."""
+    return sentences(plan.config, plan.shape, plan.gpu, plan.compute)
 
 
 class Misfits(ConfigError):
@@ -125,12 +133,6 @@ def require_fit(plan: Plan) -> None:
     """Raises Misfits where something does not fit."""
     if plan.misfits:
         raise Misfits(plan.misfits)
-
-
-def _resident(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> GpuBudget | None:
-    if not config.takes_turns:
-        return None
-    return GpuBudget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
 
 
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
@@ -164,7 +166,7 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         left, num_top = responses - trained, algorithm.objective.num_top
         kept = payloads.backlog_bytes(shape, left, algorithm.max_tokens, S, num_top)
         found["kept responses in a checkpoint"] = kept
-    pushed = compute.push_bytes(config, shape)
+    pushed = engine_memory.engine_weights(config, shape)
     found["weights pushed to one engine"] = pushed
     found[f"weights pushed to all {rollout.num_engines} engines"] = pushed * rollout.num_engines
     return found
@@ -176,113 +178,13 @@ def metric_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     # Trained responses alone, as the metrics count them (`cluster.usage.payloads`), not all in progress.
     num = algorithm.num_prompts * algorithm.num_responses
     b = parameters.ELEMENT_BYTES[config.training.precision]
-    found = {"transfer/weights_bytes": compute.push_bytes(config, shape)}
+    found = {"transfer/weights_bytes": engine_memory.engine_weights(config, shape)}
     if shape.moe_layers:
         found["transfer/routes_bytes"] = payloads.routing_bytes(shape, num * config.rollout.max_model_len)
     if algorithm.passes.rollout == "predicted":
         positions = algorithm.predictor.num_positions
         found["transfer/features_bytes"] = payloads.feature_bytes(shape, positions, num, b)
     return found
-
-
-STORED = (
-    "router logits that are compared", "routing records", "router features", "router scores of old and pi",
-    "weights that wait for engines", "mu's likeliest tokens",
-)  # fmt: skip
-"""The parts of host memory that lie in Ray's object store."""
-
-
-def assumptions(plan: Plan) -> list[str]:
-    """The assumptions behind the numbers, one sentence each."""
-    mean, longest = plan.compute.mean_tokens, plan.config.rollout.max_model_len
-    lines = [
-        "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention "
-        "and tokens spread evenly over experts.",
-        f"{memory.CONTEXT / GIB:g} GiB per process for CUDA context, NCCL buffers and workspaces.",
-        f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
-        "(R3, arXiv 2510.11370, Table 8, measured 30 %); --mean-tokens sets it.",
-        _padding(plan),
-        f"Training reaches {passes.TRAINING_EFFICIENCY:.0%} of {_training_rate(plan)}, "
-        f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {plan.gpu.hbm_gb_s:g} GB/s or "
-        f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
-        f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
-        f"{compute.push_rate(plan.config, plan.payloads['weights pushed to one engine']):g} GB/s, from ranks to "
-        f"engines over the object store, after {compute.quantise_seconds(plan.config, plan.shape):,.0f} s in which "
-        f"ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time "
-        "(measured on one machine, on CPUs only).",
-        f"{plan.gpu.name}: {plan.gpu.source}.",
-    ]
-    if plan.config.takes_turns:
-        lines.append(
-            f"Colocated engines sleep while ranks train, and keep {memory.CONTEXT / GIB:g} GiB; while they are awake, "
-            "ranks keep all but the working memory of an update and what training.offload names."
-        )
-    elif plan.config.cluster.placement == "colocated":
-        lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
-    if plan.shape.moe_layers:
-        size = sum(plan.host.parts.get(name, 0) for name in STORED) + plan.payloads["weights pushed to one engine"]
-        line = (
-            f"Routes, router features and scores, and the weights of the last push take up to {size / GIB:,.3g} GiB of "
-            "each machine's object store, and the driver holds none of them"
-        )
-        if plan.config.cluster.address is None:
-            line += f"; Ray, started by the run, has {plan.config.cluster.object_store_gib:g} GiB and spills to disk"
-        lines.append(f"{line}.")
-    training, node = plan.config.training, plan.config.cluster.gpus_per_node
-    filled, needed = memory.num_microbatches(plan.config), memory.num_full_microbatches(plan.config)
-    if filled > needed:
-        lines.append(
-            f"Interleaved 1F1B takes micro-batches in multiples of pipeline_parallel {training.pipeline_parallel}: an "
-            f"update's {needed} are filled up to {filled} by empty ones, which cost what the others do."
-        )
-    experts = training.expert_parallel * training.expert_tensor_parallel
-    if experts > node:
-        lines.append(f"EP x ETP groups of {experts} ranks span machines of {node} GPUs: training is slower than this.")
-    if plan.config.algorithm.dynamic_sampling.enabled:
-        rounds = plan.config.algorithm.dynamic_sampling.max_rounds
-        lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")
-    if plan.config.algorithm.oversampling is not None:
-        lines.append(_oversampling(plan.config, mean, plan.compute.longest_tokens))
-    return lines
-
-
-def _training_rate(plan: Plan) -> str:
-    """The peak rate of the training passes, in words."""
-    rate = passes.peak_tflops(plan.config.training, plan.gpu)
-    return f"{rate:g} TFLOP/s ({'dense bf16' if rate == plan.gpu.bf16_tflops else 'half of dense bf16, in fp32'})"
-
-
-def _oversampling(config: ScaledRun, mean_tokens: int, longest_tokens: int) -> str:
-    """The responses in progress, and how long a rollout of them lasts."""
-    batch, over = config.algorithm.batch, config.algorithm.oversampling
-    assert over is not None
-    load = in_progress.rollout_load(config, mean_tokens, longest_tokens)
-    each = -(-load.responses // config.rollout.num_engines)
-    together = min(each, config.rollout.max_num_seqs)
-    trained = batch.num_prompts * batch.num_responses
-    line = (
-        f"Over-sampling has {batch.num_prompts + over.extra_prompts} prompts in progress for {batch.num_prompts}: "
-        f"{load.responses:,} responses, {each:,} per engine, of which {together:,} decode together; "
-        f"a rollout has at least {load.least_steps:,} decoding steps"
-    )
-    if over.unfinished == "drop":
-        return f"{line}, and {1 - trained / load.sampled:.0%} of its tokens are dropped."
-    return f"{line}; reading kept responses again, and groups that max_staleness gives up, are not counted."
-
-
-def _padding(plan: Plan) -> str:
-    """The widths that training pads to, and how much padding there is."""
-    step, budget = plan.compute, plan.config.training.max_tokens_per_micro_batch
-    much = (
-        f"{step.score_tokens / step.tokens:.2f} positions per token in the old pass, "
-        f"{step.update_tokens / step.tokens:.2f} in updates; --longest-tokens sets it."
-    )
-    if budget is None:
-        return f"Training pads every response to the longest of its batch, {step.longest_tokens} tokens: {much}"
-    return (
-        f"Lengths are spread exponentially up to the longest, {step.longest_tokens} tokens; training sorts them into "
-        f"micro-batches of at most {budget} positions: {much}"
-    )
 
 
 def has_megatron() -> bool:

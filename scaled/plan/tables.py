@@ -58,10 +58,8 @@ def _layout(plan: Plan) -> Table:
     table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
     for rank in plan.ranks:
         runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
-        table.add_row(
-            f"built, rank {rank.rank}",
-            f"layers {runs}; {rank.num_local_experts} experts per layer; {rank.num_parameters / 1e9:.4f}B weights",
-        )
+        experts = f"{rank.num_local_experts} experts per MoE layer; " if rank.num_local_experts else ""
+        table.add_row(f"built, rank {rank.rank}", f"layers {runs}; {experts}{rank.num_parameters / 1e9:.4f}B weights")
     return table
 
 

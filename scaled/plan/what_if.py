@@ -11,8 +11,10 @@ from lab.config.algorithm import OversamplingBlock
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.plan.day import STAGES, Chance, Day, Rates
+from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import Gpu
 from scaled.plan.simulation import play
+from scaled.plan.tables import titled_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,6 +39,7 @@ class Scenario:
 def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
     """The recipe itself, then without each chance, and with another schedule, over-sampling, padding and checkpoint
     interval."""
+    # Unchecked: a scenario may break rules that no simulation reads, such as max_staleness >= steps_off.
     # First: the sentence that `firstorder plan` prints is that of the first scenario.
     yield Scenario("as it is", config, chance)
     yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
@@ -45,29 +48,24 @@ def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
     if config.cluster.placement == "separate":
         for lag in LAGS:
             if lag != config.schedule.steps_off:
-                yield Scenario(f"schedule.steps_off {lag}", _with(config, "schedule", steps_off=lag), chance)
+                yield Scenario(f"schedule.steps_off {lag}", with_fields(config, "schedule", steps_off=lag), chance)
     algorithm = config.algorithm.build()
     if algorithm.oversampling is not None:
-        yield Scenario("no over-sampling", _with(config, "algorithm", oversampling=None), chance)
+        yield Scenario("no over-sampling", with_fields(config, "algorithm", oversampling=None), chance)
     elif algorithm.max_turns == 1 and algorithm.passes.rollout != "predicted":  # where partial rollouts are allowed
         more = OversamplingBlock(extra_prompts=-(-algorithm.num_prompts // 4), max_staleness=KEPT_FOR)
         words = f"{more.extra_prompts} extra prompts, kept"
-        yield Scenario(words, _with(config, "algorithm", oversampling=more), chance)
+        yield Scenario(words, with_fields(config, "algorithm", oversampling=more), chance)
     if config.training.max_tokens_per_micro_batch is None:
         budget = config.rollout.max_model_len
         words = f"{budget} tokens per micro-batch"
-        yield Scenario(words, _with(config, "training", max_tokens_per_micro_batch=budget), chance)
+        yield Scenario(words, with_fields(config, "training", max_tokens_per_micro_batch=budget), chance)
     else:
-        changed = _with(config, "training", max_tokens_per_micro_batch=None, micro_batch_size=1)
+        changed = with_fields(config, "training", max_tokens_per_micro_batch=None, micro_batch_size=1)
         yield Scenario("padded, one at a time", changed, chance)
     for every in dict.fromkeys((1, 5 * config.checkpoint.every)):
         if every != config.checkpoint.every:
-            yield Scenario(f"checkpoint.every {every}", _with(config, "checkpoint", every=every), chance)
-
-
-def _with(config: ScaledRun, block: str, **changes: Any) -> ScaledRun:
-    # Not validated: a scenario may break rules that no simulation reads, such as max_staleness >= steps_off.
-    return config.model_copy(update={block: getattr(config, block).model_copy(update=changes)})
+            yield Scenario(f"checkpoint.every {every}", with_fields(config, "checkpoint", every=every), chance)
 
 
 def played(
@@ -94,27 +92,15 @@ def sentence(day: Day) -> str:
     return (
         f"{day.num_steps} steps in {day.hours:g} hours, {day.step_s:.0f} s each: {parts}; "
         f"engines wait for the last one in {day.idle_s / max(day.sampled_s, 1e-9):.0%} of the rollout. "
-        f"{_counted(day.num_failures, 'failure')} of ranks and {day.num_engine_failures} of engines cost "
-        f"{(day.lost_s + day.down_s) / 60:.0f} min of repeated work and restarts."
+        f"{day.num_failures} failure{'s' * (day.num_failures != 1)} of ranks and {day.num_engine_failures} of engines "
+        f"cost {(day.lost_s + day.down_s) / 60:.0f} min of repeated work and restarts."
     )
-
-
-def _counted(num: int, noun: str) -> str:
-    return f"{num} {noun}{'s' * (num != 1)}"
 
 
 def table(found: list[tuple[Scenario, Day]]) -> Table:
     """One row per scenario. wait: engines that wait for the last one, within rollout; lost: failures."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(
-        title="With one thing changed, in shares of the hours",
-        title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
-    made.add_column("recipe")
-    for title in ("steps", "rollout", "train", "push", "save", "wait", "lost"):
-        made.add_column(title, justify="right", no_wrap=True)
+    columns = ("recipe", "steps", "rollout", "train", "push", "save", "wait", "lost")
+    made = titled_table("With one thing changed, in shares of the hours", *columns)
     for one, day in found:
         shares = [*day.stages.values(), day.idle_s, day.lost_s + day.down_s]
         made.add_row(one.words, str(day.num_steps), *(f"{share / (3600 * day.hours):.1%}" for share in shares))

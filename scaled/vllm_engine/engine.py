@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, quantize, routes
 from scaled.vllm_engine.arguments import engine_arguments
+from scaled.vllm_engine.push import in_parts
 from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
@@ -35,7 +36,6 @@ from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 
-BUCKET_BYTES = 256 * 2**20  # weights go to the workers in parts of this size
 LOWEST_TEMPERATURE = 0.01  # vLLM's SamplingParams raises any lower one to this, other than 0
 GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a lower one is greedy, with log-probabilities at temperature 1
 
@@ -50,12 +50,7 @@ class VllmEngine:
     """
 
     def __init__(
-        self,
-        shape_folder: Path,
-        rollout: RolloutBlock,
-        stop_token: int | None,
-        *,
-        features_under_graphs: bool = False,
+        self, shape_folder: Path, rollout: RolloutBlock, stop_token: int | None, *, features_under_graphs: bool = False
     ):
         self.shape = load_shape(shape_folder)
         environment.prepare(rollout)
@@ -66,7 +61,7 @@ class VllmEngine:
             environment.compile_nothing()
         self.kernels: quantize.Kernels = quantize.choose_kernels(rollout.precision, self._is_cpu)
         quantize.check_precision(self.shape, rollout, self.kernels, self._is_cpu)
-        environment.check_model(self.shape, rollout, self._is_cpu)
+        environment.check_model(self.shape, self._is_cpu)
         self.routes: Literal["official", "capture"] = environment.choose_routes(rollout.routes)
         self.timeout_s = rollout.timeout_s
         self.version = -1
@@ -124,7 +119,7 @@ class VllmEngine:
         in_order = ((name, given.pop(name)) for name in self._expected)
         loaded = quantize.rounded(in_order, self._rollout.precision) if self.kernels == "rounded" else in_order
         self._call("begin_push")
-        for part in _buckets(loaded, BUCKET_BYTES):
+        for part in in_parts(loaded):
             self._call("push", part)
         self.num_packed_layers = self._call("finish_push")
         if not self._engine.reset_prefix_cache():
@@ -210,42 +205,40 @@ class VllmEngine:
         request.name = self._engine.add_request(name, prompt, params)
         return name
 
-    def _run(self, requests: dict[str, Request], groups: OpenGroups | None = None) -> None:
+    def _run(self, requests: dict[str, Request], groups: OpenGroups) -> None:
         """Steps until all requests or enough groups have ended; TimeoutError if no token comes for `timeout_s`.
 
         The requests are in the order of the groups' responses.
         """
-        with self._watched():
-            self._step_until_ended(requests, groups)
-
-    def _step_until_ended(self, requests: dict[str, Request], groups: OpenGroups | None) -> None:
         number = {name: b for b, name in enumerate(requests)}
-        groups = OpenGroups(Sampling(max_tokens=1)) if groups is None else groups
         last_progress = time.monotonic()
-        try:
-            while self._engine.has_unfinished_requests() and not groups.are_enough_complete:
-                outputs = self._engine.step()
-                for output in outputs:
-                    requests[output.request_id].add(output)
-                groups.end([number[output.request_id] for output in outputs if output.finished])
-                if outputs:
-                    last_progress = time.monotonic()
-                elif time.monotonic() - last_progress > self.timeout_s:
-                    raise TimeoutError(
-                        f"rollout.timeout_s: no token for {self.timeout_s} s with "
-                        f"{sum(not r.finish for r in requests.values())} of {len(requests)} requests unfinished"
-                    )
-        finally:
-            # The engine must be idle for the next call, also after an error.
-            self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
+        with self._watched():
+            try:
+                while self._engine.has_unfinished_requests() and not groups.are_enough_complete:
+                    outputs = self._engine.step()
+                    for output in outputs:
+                        requests[output.request_id].add(output)
+                    groups.end([number[output.request_id] for output in outputs if output.finished])
+                    if outputs:
+                        last_progress = time.monotonic()
+                    elif time.monotonic() - last_progress > self.timeout_s:
+                        raise TimeoutError(
+                            f"rollout.timeout_s: no token for {self.timeout_s} s with "
+                            f"{sum(not r.finish for r in requests.values())} of {len(requests)} requests unfinished"
+                        )
+            finally:
+                # The engine must be idle for the next call, also after an error.
+                self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
         """log mu of tokens 1.. of each sequence, in nats: at temperature 1, whatever responses are sampled at."""
-        self._check_ready(Sampling(max_tokens=1))
+        sampling = Sampling(max_tokens=1)
+        self._check_ready(sampling)
         check_tokens(sequences, "sequences", self._rollout.max_model_len - 1, self.shape.vocab_size)
         self._call("start_recording", False, self._has_graph_features)
         requests = [Request(Prompt(str(i), tuple(tokens), "")) for i, tokens in enumerate(sequences)]
-        self._run({self._add(request, scoring_params()): request for request in requests})
+        by_name = {self._add(request, scoring_params()): request for request in requests}
+        self._run(by_name, OpenGroups(sampling))
         return [torch.tensor(request.prompt_logp, dtype=torch.float32) for request in requests]
 
     # Routes and features
@@ -302,17 +295,3 @@ class VllmEngine:
         gc.collect()
         cleanup_dist_env_and_memory()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _buckets(named_tensors: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The tensors in lists of at most `size` bytes, or of one larger tensor."""
-    part: list[tuple[str, Tensor]] = []
-    num_bytes = 0
-    for name, tensor in named_tensors:
-        if part and num_bytes + tensor.nbytes > size:
-            yield part
-            part, num_bytes = [], 0
-        part.append((name, tensor))
-        num_bytes += tensor.nbytes
-    if part:
-        yield part

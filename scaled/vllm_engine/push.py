@@ -8,7 +8,7 @@ model then computes with scrambled experts and reports nothing. The weights them
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,23 @@ from torch import Tensor, nn
 
 FIRST_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.0\.(gate|up)_proj\.weight$")
 EXPERTS = re.compile(r"layers\.(\d+)\.mlp\.experts\.routed_experts$")
+
+PART_BYTES = 256 * 2**20
+"""Weights go to the workers in parts of this size."""
+
+
+def in_parts(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
+    """The tensors in lists of at most PART_BYTES, or of one larger tensor."""
+    part: list[tuple[str, Tensor]] = []
+    num_bytes = 0
+    for name, tensor in named_tensors:
+        if part and num_bytes + tensor.nbytes > PART_BYTES:
+            yield part
+            part, num_bytes = [], 0
+        part.append((name, tensor))
+        num_bytes += tensor.nbytes
+    if part:
+        yield part
 
 
 class Push:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from lab.report.style import number
 from lab.strict import validate
 from sandbox.exact.audit import tiny_moe
 from sandbox.exact.cases import MoePolicies, SandboxAudit, _World, moe_cases
-from tests.firstorder.killed_cases import run_killed
+from tests.firstorder.killed_cases import goes_on
 from tests.firstorder.test_cli import fails
 from theory.streams import stream
 
@@ -142,23 +141,13 @@ def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[st
         assert ('id="direction-kl"' in page) == ("minirl" in objectives)
 
 
-def test_a_killed_audit_goes_on(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed with -9 after two cases of four, with a torn line besides: the same records as without, two cases anew."""
+def test_a_killed_audit_goes_on(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with -9 after two cases of four: the same records as without, two cases anew; a damaged case is named."""
     words = ["audit", str(tiny), "--policies.0.seeds", "4", "--progress", "lines"]
-    assert run_killed(words, 2) == -signal.SIGKILL
-    (folder,) = Path("runs/tiny").iterdir()
-    cases = folder / "cases.jsonl"
-    assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "audit.json").exists()
-    cases.write_bytes(cases.read_bytes() + b'[{"policy": "tab')
-    assert main(words) == 0
-    assert f"continuing in {folder}, where 2 cases are done" in capsys.readouterr().err
-    assert not cases.exists()
-    assert main([*words, "--output", "whole"]) == 0
-    (whole,) = Path("whole/tiny").iterdir()
-    resumed, uninterrupted = (json.loads((f / "audit.json").read_text()) for f in (folder, whole))
-    assert resumed["columns"] == uninterrupted["columns"]
-    capsys.readouterr()
-    cases.write_text("{}\n")
+    folder = goes_on(words, "audit.json", capsys, monkeypatch)
+    (folder / "cases.jsonl").write_text("{}\n")
     (folder / "audit.json").unlink()
     assert "cases.jsonl:1: expected the rows of a case, got b'{}'" in fails(capsys, *words)
 

@@ -219,6 +219,14 @@ def test_a_run_leaves_a_folder_and_a_report(tiny: Path, capsys: pytest.CaptureFi
     assert fails(capsys, "train", str(tiny), "--resume").startswith("--resume: expected an unfinished run")
 
 
+def test_a_setting_without_effect_is_noted(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "algorithm.batch.num_minibatches: with 1 Pr3 is R3"
+    assert main(["train", str(tiny), "--algorithm.replay.mode", "Pr3", "--num_steps", "1"]) == 0
+    assert note in capsys.readouterr().err
+    assert main(["train", str(tiny), "--algorithm.replay.mode", "R3", "--num_steps", "1"]) == 0
+    assert note not in capsys.readouterr().err
+
+
 def test_a_requeued_run_continues_or_begins(tiny: Path) -> None:
     """With --resume-if-any a run begins where there is none or it has ended, and continues in its folder where it had
     not."""

@@ -16,7 +16,7 @@ from lab.doctor import dumps
 from lab.doctor.causes import CAUSES
 from lab.doctor.importers import FORMATS
 from tests.lab.doctor.patients import draw_rows, trace_of
-from tests.lab.doctor.test_importers import ROWS
+from tests.lab.doctor.test_importers import ROWS, write_slime
 from tests.lab.doctor.test_steps import drawn, drift
 from theory.streams import stream
 
@@ -37,15 +37,6 @@ def test_words_and_page_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     few = "tokens are few: the rules were tested on 2,500 or more"
     assert told.count(few) == body.count(few) == 2
     assert "nothing wrong" in body and "shifted by one token" in body and "http" not in body
-
-
-def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the file and what was expected, with exit code 2."""
-    path = tmp_path / "trace.csv"
-    path.write_text("1,2")
-    assert main(["doctor", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and str(path) in error and "expected a trace" in error
 
 
 def test_the_verdict_is_first_and_then_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +207,29 @@ def test_a_run_as_an_object_and_as_a_page(tmp_path: Path, capsys: pytest.Capture
     heights = [sum(bar["y"][i] or 0 for bar in bars["data"]) for i in range(12)]
     assert heights == pytest.approx([step["k3_kl"] for step in told["steps"]])
     assert [shape["x0"] for shape in bars["layout"]["shapes"]] == [5.5]
+
+
+def test_a_caveat_of_later_steps_is_said_with_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that repeat others from step 2 on: one line with the number of steps and the first one, words and JSON."""
+    for step in range(1, 4):
+        for rank in range(1 if step == 1 else 2):
+            write_slime(tmp_path / f"{step}_{rank}.pt", ROWS)
+    main(["doctor", str(tmp_path)])
+    caveats = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Caveat: ")]
+    repeats = "1 of a step's 2 files repeats the rows of another, as tensor-parallel ranks do, and is left out."
+    assert caveats == [f"Caveat: 2 steps, first step 2: {repeats}"]
+    main(["doctor", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out)["runs"][0]["caveat"] == caveats[0].removeprefix("Caveat: ")
+
+
+def test_one_response_and_one_token_are_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a trace and of a run."""
+    row = {"tokens": [1, 2], "num_prompt": 1, "logp_mu": [-1.0], "logp_old": [-1.5]}
+    path = dumps.lines(tmp_path / "run/step-1.jsonl", [row])
+    main(["doctor", str(path)])
+    assert "\n1 sampled token of 1 response, read as rows." in capsys.readouterr().out
+    main(["doctor", str(path.parent)])
+    assert "\n1 sampled token of 1 step, read as rows." in capsys.readouterr().out
 
 
 def test_options_that_do_not_fit_a_folder_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from firstorder.cli import main
-from lab import casebook
 from lab.flow import flow, load_config
 from lab.flow.records import read
-from tests.firstorder.killed_cases import run_killed
+from tests.firstorder.killed_cases import goes_on
 from tests.firstorder.test_cli import fails
 
 TINY = """
@@ -60,23 +58,8 @@ def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_killed_flow_continues(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed with -9 after two cases of four, with a torn line besides: equal bytes, and two cases computed anew."""
-    words = ["flow", str(tiny), "--progress", "none"]
-    assert run_killed(words, 2) == -signal.SIGKILL
-    (folder,) = Path("runs/tiny").iterdir()
-    cases = folder / "cases.jsonl"
-    assert len(cases.read_bytes().splitlines()) == 2 and not (folder / "flow.json").exists()
-    cases.write_bytes(cases.read_bytes() + b'[{"problem": 1, "err')
-    made: list[object] = []
-    keep = casebook.keep_case
-    monkeypatch.setattr(casebook, "keep_case", lambda *given: made.append(given) or keep(*given))
-    assert main(words) == 0 and len(made) == 2
-    assert f"continuing in {folder}, where 2 cases are done" in capsys.readouterr().err
-    assert not cases.exists()
-    assert main([*words, "--output", "whole"]) == 0
-    (whole,) = Path("whole/tiny").iterdir()
-    resumed, uninterrupted = (json.loads((f / "flow.json").read_text()) for f in (folder, whole))
-    assert json.dumps(resumed["columns"]) == json.dumps(uninterrupted["columns"])
+    """Killed with -9 after two cases of four: equal bytes, and two cases computed anew."""
+    goes_on(["flow", str(tiny), "--progress", "none"], "flow.json", capsys, monkeypatch)
 
 
 def test_a_finished_flow_is_not_taken_up_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

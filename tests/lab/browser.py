@@ -48,6 +48,14 @@ class Page(HTMLParser):
         self.open.pop()
 
 
+def whole(html: str) -> Page:
+    """The page, whose tags balance, whose ids are unique, which holds plotly.js once and names no address."""
+    page = Page(html)
+    assert page.open == [] and len(page.ids) == len(set(page.ids)) and html.count("plotly.js v") == 1
+    assert [a for a in page.addresses if not a.startswith(("data:", "#"))] == []
+    return page
+
+
 def payload(html: str) -> dict[str, Any]:
     """The data that the page's script draws."""
     found = re.search(r'<script type="application/json" id="payload">(.*?)</script>', html, re.DOTALL)

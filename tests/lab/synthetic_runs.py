@@ -14,8 +14,10 @@ from lab.traces import Trace
 from lab.verdict import judge
 
 FP8 = "engine: {defects: [{kind: weight_precision, format: fp8_e4m3, scale: channel}]}"
-SAYS_OF_ITSELF = {FP8: {"engine": "weight precision fp8_e4m3 channel"}}
-"""The words of such an engine in its manifest; a run of before engines named themselves has none there."""
+BF16 = "engine: {defects: [{kind: kv_precision, format: bf16}]}"
+EXACT = "engine: {defects: []}"
+WORDS = {FP8: "weight precision fp8_e4m3 channel", BF16: "kv precision bf16", EXACT: "exact"}
+"""The words of each engine in its run's manifest."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Recipe:
 
 
 DEMO = (
-    Recipe("demo-exact", 0.0, 0.0, engine="engine: {defects: []}"),
+    Recipe("demo-exact", 0.0, 0.0, engine=EXACT),
     Recipe("demo-none", 4e-3, 0.12, collapses_at=38),
     Recipe("demo-r2", 3e-3, 0.1, mode="R2", collapses_at=30),
     Recipe("demo-tis", 3e-3, 0.1, correction="{name: token_tis, cap: 2.0}"),
@@ -58,7 +60,7 @@ def write_run(root: Path, recipe: Recipe, seed: int, num_steps: int) -> RunFolde
         f"  replay: {{mode: {recipe.mode}}}\n"
         f"  batch: {{num_prompts: 16, num_responses: 8, num_minibatches: 4}}\n{recipe.engine}\n"
     )
-    run.write_manifest(manifest(seed) | SAYS_OF_ITSELF.get(recipe.engine, {}))
+    run.write_manifest(manifest(seed) | {"engine": WORDS[recipe.engine.split("\n")[0]]})
     generator = torch.Generator().manual_seed(seed)
     for step in range(1, num_steps + 1):
         run.append_metrics(step, metrics_at(recipe, step, num_steps, generator))

@@ -13,7 +13,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from lab.config.load import to_yaml
 from lab.strict import validate
@@ -21,7 +20,7 @@ from lab.tasks import TextTask, build
 from lab.tasks.jsonl import DatasetConfig, JsonlConfig
 from lab.tasks.problems import ProblemsConfig
 from lab.tasks.tokenizers import CharTokenizer
-from theory.contracts import Prompt, Response
+from tests.lab.answers import answer_with
 from theory.streams import derive_seed, stream
 
 TOKENIZER = CharTokenizer(string.printable)
@@ -102,16 +101,10 @@ def nested(n: int = 10) -> Rows:
     ]
 
 
-def respond(prompt: Prompt, text: str) -> Response:
-    tokens = torch.tensor([*TOKENIZER.encode(text), TOKENIZER.eos_id])
-    T = len(tokens)
-    return Response(prompt, tokens, torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
-
-
 def seen(task: TextTask) -> tuple[list[Any], list[Any], list[float]]:
     """A task as a run sees it: its walk, its held-out problems, its rewards; without the places in the file."""
     walk = [p for step in range(3) for p in task.prompts(step, 4)]
-    rewards = [task.reward(p, respond(p, rf"\boxed{{{answer}}}")) for p in walk[:3] for answer in ("3", p.answer)]
+    rewards = [answer_with(task, p, rf"\boxed{{{answer}}}") for p in walk[:3] for answer in ("3", p.answer)]
     prompts, held_out = ([(p.tokens, p.answer, p.text) for p in some] for some in (walk, task.held_out()))
     return prompts, held_out, rewards
 

@@ -14,14 +14,12 @@ from lab.levels import trailing_mean
 from lab.records import RunFolder
 from lab.report.overview import reward_picture
 from lab.report.runs import ReportRun, load_runs
-from lab.report.story import MANY, Story, first_step, story
+from lab.report.story import MANY, Story, Words, first_step, story
 from lab.report.treatments import REPLAY, groups
-from tests.lab.synthetic_runs import DEMO, FP8, Recipe, write_demo, write_run
+from tests.lab.synthetic_runs import BF16, DEMO, EXACT, FP8, Recipe, write_demo, write_run
 from theory import objectives
 from theory.routing.passes import PASSES
 
-BF16 = "engine: {defects: [{kind: kv_precision, format: bf16}]}"
-EXACT = "engine: {defects: []}"
 SIX = DEMO[:6]
 
 
@@ -165,6 +163,38 @@ def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
     rates = [Recipe(f"rate-{i}", 0, 0, engine=f"{FP8}\ntraining: {{x: {i}}}") for i in range(MANY + 1)]
     many = story(load_runs([write_run(tmp_path / "many", recipe, 0, 5) for recipe in rates]))
     assert headline(many) == f"All {MANY + 1} runs are undecided." and many.sentences == []
+
+
+ACROSS = "Configs are compared across seeds"
+SEEDS: dict[str, tuple[list[tuple[int, int]], str]] = {
+    "one seed": ([(1, 7), (4, 7)], ""),
+    "one seed twice": ([(1, 7), (1, 7)], ""),
+    "replicates": ([(1, 2), (1, 1)], "The runs are replicates of one config, with seeds 1 and 2."),
+    "the same seeds each": ([(1, 1), (1, 2), (4, 2), (4, 1)], "Runs of one config are replicates, with seeds 1 and 2."),
+    "a seed each": ([(1, 1), (4, 2)], f"{ACROSS}: seed 1 without a remedy and seed 2 with R3."),
+    "both": (
+        [(1, 1), (1, 2), (4, 1)],
+        f"{ACROSS}, and runs of one config are replicates: seeds 1 and 2 without a remedy and seed 1 with R3.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SEEDS)
+def test_runs_of_different_seeds_are_said_to_be(tmp_path: Path, case: str) -> None:
+    """One sentence tells replicates of a config from configs that are compared across seeds; none where all agree."""
+    made, wanted = SEEDS[case]
+    told = story(load_runs([write_run(tmp_path, SIX[recipe], seed, 5) for recipe, seed in made]))
+    sentences = ["".join(words.text for words in sentence) for sentence in told.sentences]
+    assert [said for said in sentences if "replicates" in said or ACROSS in said] == [wanted] * bool(wanted)
+
+
+def test_many_configs_are_compared_across_seeds_that_are_listed_or_counted(tmp_path: Path) -> None:
+    """Where the configs are too many to be named, their seeds are; where these are too many, their number is said."""
+    rates = [Recipe(f"rate-{i}", 0, 0, engine=f"{FP8}\ntraining: {{x: {i}}}") for i in range(MANY + 1)]
+    for num, wanted in ((2, "seeds 0 and 1"), (MANY + 1, f"{MANY + 1} seeds")):
+        runs = [write_run(tmp_path / f"{num}", recipe, i % num, 5) for i, recipe in enumerate(rates)]
+        told = story(load_runs(runs))
+        assert told.sentences == [[Words(f"Configs are compared across {wanted}.")]]
 
 
 def test_every_remedy_has_its_words() -> None:

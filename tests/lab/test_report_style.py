@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lab.report.figures import PLOT_HEIGHT, Scale
 from lab.report.runs import load_runs, shared_prefix
+from lab.report.scale import PLOT_HEIGHT, Scale
 from lab.report.style import number, spread
 from tests.lab.synthetic_runs import DEMO, write_demo
 

@@ -75,7 +75,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), min_size=1, 
 def test_packing_keeps_every_token_and_no_padding(lengths: list[tuple[int, int]], seed: int) -> None:
     """Cut along its offsets, a trace gives back each response's tokens, scores and both routing records."""
     rollouts, scores = rollouts_and_scores(lengths, seed)
-    trace = Trace.of(rollouts, scores, torch.arange(len(lengths)).float(), step=3, logp_pi_BT=scores.logp_BT)
+    trace = Trace.of(rollouts, scores, torch.arange(len(lengths)).float(), step=3)
     assert len(trace) == len(lengths) and not torch.isnan(trace.logp_old).any()
     starts = torch.tensor([0, *(T for _, T in lengths)]).cumsum(0)
     for b, response in enumerate(rollouts.responses):
@@ -90,7 +90,6 @@ def test_packing_keeps_every_token_and_no_padding(lengths: list[tuple[int, int]]
         for record, original in ((trace.record_mu, rollouts.experts), (trace.record_old, scores.natural)):
             assert record is not None and original is not None
             assert torch.equal(record.rows(b), original.rows(b)) and record.layer_numbers == LAYERS
-    assert trace.logp_pi is not None and torch.equal(trace.logp_pi, trace.logp_old)
 
 
 def test_a_saved_trace_comes_back_to_the_bit(tmp_path: Path) -> None:

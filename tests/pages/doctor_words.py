@@ -34,7 +34,8 @@ The last five need the steps of a run.
 Each clue (`lab/doctor/evidence.py`) is one number with a formula; each cause (`lab/doctor/causes.py`) is one rule that
 weighs clues. Rules run in order, and a later cause cannot explain what an earlier one has explained. A second cause of
 strength 0.25 or more is named beside the first. Faults of the tokens (unscored sampling, missing end tokens)
-explain no gap: they leave it to the other causes, and are named first from a strength of 0.7 on.
+explain no gap: they leave it to the other causes, and are named first from a strength of 0.7 on. So do rows that the
+routing record lacks.
 
 A diagnosis can be *undecided* (`lab/doctor/undecided.py`). With the experts of both sides it is if the strongest cause
 is below 0.7, or if old or wrong weights lead while a logit is off by 0.7 to 1.2. Without them it is wherever rounding,
@@ -162,7 +163,7 @@ HOOKS = """
   is undecided between them and rounding or other weights. Without entropies it detects unscored sampling only by
   repeated draws. For a dense model, add `--model FOLDER`: its `config.json` tells that there are no routers.
 - With `algorithm.rollout_correction.bypass_mode` verl copies the engine's log-probabilities and runs no old pass. Such a
-  dump (equal bits, no entropies) is refused, with exit code 2.
+  dump (equal bits on every response token) is refused, with exit code 2, unless its entropies show unscored sampling.
 - A dump of the engine alone (open-instruct, vLLM, miles's dashboard) needs the trainer's side: `--old FILE`, a `.jsonl`
   or `.parquet` with a row per response in the same order, with `logp_old` and, if available, `entropy_old`,
   `experts_old`, `logp_pi`. In a dump that has both sides they take the place of its own.
@@ -280,10 +281,10 @@ pass computed it, and `"routed_experts"` if R3 is on. To log the doctor's clues 
 
 Two options, and no code. `--dump-details DIR` writes both of slime's dumps: `DIR/rollout_data/{rollout_id}.pt`, which has
 mu alone, and `DIR/train_data/{rollout_id}.pt`, which has both sides. To write only the second, pass
-`--save-debug-train-data 'DIR/train_data/{rollout_id}.pt'`; slime fills in the number. Then:
+`--save-debug-train-data 'DIR/train_data/{rollout_id}.pt'`; slime fills in the number. Then, for either:
 
 ```sh
-firstorder doctor DIR/train_data
+firstorder doctor DIR
 ```
 
 With `--use-rollout-routing-replay` the dump has the engine's experts, too. Leave out `--use-rollout-logprobs`: with it

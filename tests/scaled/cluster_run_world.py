@@ -6,9 +6,13 @@ Actors build themselves from cluster_world.py, which imports none of this: Light
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import scaled.session
 from firstorder.cli import main
@@ -71,15 +75,29 @@ class SandboxSession(Session):
         )  # fmt: skip
 
 
+def before_each_step(
+    patch: pytest.MonkeyPatch, act: Callable[[Session, int, TrainingGroup, RolloutGroup], None]
+) -> None:
+    """Calls act(session, step, ranks, engines) before every global step of this process's runs."""
+    real = Session._step
+
+    def step(self: Session, number: int, *parts: Any) -> None:
+        *_, training, rollout, _ = parts
+        act(self, number, training, rollout)
+        real(self, number, *parts)
+
+    patch.setattr(Session, "_step", step)
+
+
 def save_model(folder: Path, alphabet: str = ALPHABET) -> None:
     """A tiny Qwen3-MoE over the characters of a task (arithmetic, unless told), as a Hugging Face folder."""
     config = replace(worlds.model_config(), vocab_size=len(alphabet) + 2)
     save(MoE(config, stream(0, "cluster-model")), folder)
 
 
-def config(model: Path, folder: Path, *words: str) -> ScaledRun:
+def config(model: Path, folder: Path, *words: str, text: str = CONFIG) -> ScaledRun:
     path = folder / "config.yaml"
-    path.write_text(CONFIG.replace("MODEL", str(model)))
+    path.write_text(text.replace("MODEL", str(model)))
     return load(path, ["--output", str(folder / "runs"), *words], {"scaled": ScaledRun})
 
 

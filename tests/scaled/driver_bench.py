@@ -98,7 +98,7 @@ class IdleEngine:
 class IdleRank:
     """A rank that answers for its share of the responses without a model."""
 
-    def __init__(self, rank: int, num_ranks: int, kind: Kind):
+    def __init__(self, rank: int, num_ranks: int, store: object, kind: Kind):
         self.rank, self.num_ranks, self.kind = rank, num_ranks, kind
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
@@ -138,36 +138,22 @@ class IdleRank:
         return list(range(*shares(len(rollouts), self.num_ranks)[self.rank]))
 
 
-def _concat(records: Sequence[RoutingRecord | None]) -> RoutingRecord | None:
-    found = [record for record in records if record is not None]
-    return RoutingRecord.concat(found) if found else None
-
-
-def _concat_features(parts: Sequence[RouterFeatures | None]) -> RouterFeatures | None:
+def _concat(parts: Sequence[Any]) -> Any:
+    """The records or features of all ranks together; None where no rank has any."""
     found = [part for part in parts if part is not None]
-    return RouterFeatures.concat(found) if found else None
+    return type(found[0]).concat(found) if found else None
 
 
 def _scores(parts: Sequence[TokenScores]) -> TokenScores:
     logp_BT, entropy_BT = (torch.cat([getattr(p, name) for p in parts]) for name in ("logp_BT", "entropy_BT"))
     used, natural = _concat([p.experts for p in parts]), _concat([p.natural for p in parts])
-    return TokenScores(logp_BT, entropy_BT, used, natural, _concat_features([p.features for p in parts]))
+    return TokenScores(logp_BT, entropy_BT, used, natural, _concat([p.features for p in parts]))
 
 
 def _stats(parts: Sequence[UpdateStats]) -> UpdateStats:
     logp_BT = torch.cat([p.logp_pi_BT for p in parts])
-    natural, made = _concat([p.natural for p in parts]), _concat_features([p.features for p in parts])
+    natural, made = _concat([p.natural for p in parts]), _concat([p.features for p in parts])
     return UpdateStats(parts[0].metrics, logp_BT, natural, made)
-
-
-def build_rank(rank: int, num_ranks: int, store: object, kind: Kind) -> Any:
-    """The builder of a rank's actor."""
-    return IdleRank(rank, num_ranks, kind)
-
-
-def build_engine(kind: Kind) -> Any:
-    """The builder of an engine's actor."""
-    return IdleEngine(kind)
 
 
 class IdleSession(Session):
@@ -177,11 +163,11 @@ class IdleSession(Session):
 
     def ranks(self) -> TrainingGroup:
         assembly = Assembly(_scores, lambda parts: parts[0], _stats)
-        build = partial(build_rank, kind=self.kind)
+        build: Any = partial(IdleRank, kind=self.kind)
         return TrainingGroup(self.places, build, 2, assembly, bucket_bytes=2**20, meter=self.meter)
 
     def engines(self) -> RolloutGroup:
-        build = partial(build_engine, kind=self.kind)
+        build: Any = partial(IdleEngine, kind=self.kind)
         return RolloutGroup(
             self.places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20, meter=self.meter
         )

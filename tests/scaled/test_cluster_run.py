@@ -29,7 +29,7 @@ from sandbox.config import SandboxRun
 from scaled.cluster.probe import ProbeError
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.training_group import TrainingGroup
-from tests.scaled.cluster_run_world import SandboxSession, computed, config
+from tests.scaled.cluster_run_world import before_each_step, computed, config
 from tests.scaled.ray_marks import RAY
 
 pytestmark = RAY
@@ -97,10 +97,9 @@ def test_an_engine_and_a_rank_that_are_killed_are_events(
     checkpoint costs the steps since the last one. Neither changes a number, and the folder tells of both."""
     save, killed = TrainingGroup.save, []
 
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+    def kill(session, number, training, rollout):
         if number == 1:
             os.kill(rollout.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
     def dying(self: TrainingGroup, folder: Path) -> None:
         if not killed and "step-000004" in folder.name:
@@ -109,8 +108,7 @@ def test_an_engine_and_a_rank_that_are_killed_are_events(
             os.kill(killed[0], signal.SIGKILL)
         save(self, folder)
 
-    real = SandboxSession._step
-    monkeypatch.setattr(SandboxSession, "_step", step)
+    before_each_step(monkeypatch, kill)
     monkeypatch.setattr(TrainingGroup, "save", dying)
     folder = scaled.run.run(config(model, tmp_path), progress="none")
     assert len(killed) == 1 and computed(folder) == computed(whole)
@@ -132,15 +130,13 @@ def test_checkpoints_that_are_written_while_the_run_goes_on(
     slow.parent.mkdir()
     slow.touch()
 
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+    def kill(session, number, training, rollout):
         if number == 3 and slow.exists():
-            seen.append(self.folder.latest_sharded_checkpoint())
+            seen.append(session.folder.latest_sharded_checkpoint())
             slow.unlink()
             os.kill(training.pids()[1], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
-    real = SandboxSession._step
-    monkeypatch.setattr(SandboxSession, "_step", step)
+    before_each_step(monkeypatch, kill)
     folder = scaled.run.run(config(model, tmp_path, "--checkpoint.asynchronous", "true"), progress="none")
     assert seen == [None] and computed(folder) == computed(whole)
     (event,) = events(folder.path)
@@ -172,12 +168,10 @@ def test_too_many_dead_ranks_are_one_clear_error(
 ) -> None:
     """Beyond cluster.max_rank_restarts a death is RankDied with the field and both numbers; the record stays."""
 
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+    def kill(session, number, training, rollout):
         os.kill(training.pids()[0], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
-    real = SandboxSession._step
-    monkeypatch.setattr(SandboxSession, "_step", step)
+    before_each_step(monkeypatch, kill)
     with pytest.raises(
         RankDied, match=r"cluster.max_rank_restarts: rank \d of 2 died.*; expected at most 0 restarts, got 1"
     ):

@@ -13,7 +13,7 @@ import pytest
 
 import scaled.run
 from lab.records import RunFolder
-from tests.scaled.cluster_run_world import SandboxSession, computed, config
+from tests.scaled.cluster_run_world import before_each_step, computed, config
 from tests.scaled.ray_marks import RAY
 
 pytestmark = RAY
@@ -32,15 +32,14 @@ def test_a_run_with_batches_in_flight_goes_on_to_the_same_numbers(
     assert [row["staleness/version_lag_max"] for row in whole.metrics()[1:]] == [0, 1, 2, 2, 2]
     assert [row["step"] for row in whole.metrics() if "eval/accuracy" in row] == [0, 3, 5]
 
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+    def kill(session, number, training, rollout):
         if number == 3 and not killed:
-            checkpoint = self.folder.latest_sharded_checkpoint()
+            checkpoint = session.folder.latest_sharded_checkpoint()
             killed.append(sorted(path.name for path in checkpoint.path.glob("ahead-*")))
             os.kill(training.pids()[1], signal.SIGKILL)
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
-    real, killed = SandboxSession._step, []
-    monkeypatch.setattr(SandboxSession, "_step", step)
+    killed = []
+    before_each_step(monkeypatch, kill)
     assert computed(scaled.run.run(config(model, folders[1], *words), progress="none")) == computed(whole)
     assert killed == [["ahead-0.safetensors", "ahead-1.safetensors"]]
 
@@ -66,17 +65,16 @@ def test_partial_rollouts_outlive_a_rank_and_a_kill(
     assert max(row["staleness/mixed_response_fraction"] for row in rows) > 0.1
     assert max(row["staleness/version_lag_max"] for row in rows) == 2
 
-    def step(self, number, schedule, probe, recorder, training, rollout, checkpoints):
+    def kill(session, number, training, rollout):
         if number == 3 and not killed:
             killed.append(number)
             os.kill(training.pids()[1], signal.SIGKILL)
         if number == 5 and len(killed) == 1:
             killed.append(number)
             raise KeyboardInterrupt
-        real(self, number, schedule, probe, recorder, training, rollout, checkpoints)
 
-    real, killed = SandboxSession._step, []
-    monkeypatch.setattr(SandboxSession, "_step", step)
+    killed = []
+    before_each_step(monkeypatch, kill)
     with pytest.raises(KeyboardInterrupt):
         scaled.run.run(config(model, folders[1], *PARTIAL), progress="none")
     half = RunFolder.open(next((folders[1] / "runs" / "cut").iterdir()))

@@ -8,16 +8,14 @@ import pytest
 
 import scaled.run
 import scaled.session
-from lab.config.load import load
 from lab.tasks import build as build_task
 from lab.tasks.calculator import ALPHABET
 from lab.traces import Trace
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model.checkpoint import load as load_model
 from sandbox.training.engine import SandboxTrainingEngine
-from scaled.config import ScaledRun
 from tests.contracts import worlds
-from tests.scaled.cluster_run_world import save_model
+from tests.scaled.cluster_run_world import config, save_model
 from tests.scaled.ray_marks import RAY
 from theory.loop import global_step, hand_over
 
@@ -52,16 +50,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(model: Path, folder: Path, *words: str) -> ScaledRun:
-    path = folder / "config.yaml"
-    path.write_text(CONFIG.replace("MODEL", str(model)))
-    return load(path, ["--output", str(folder / "runs"), *words], {"scaled": ScaledRun})
-
-
 def test_a_run_of_turns_is_that_of_one_process(model: Path, in_session: None, tmp_path: Path) -> None:
     """Two engines and two ranks that hand each other the memory, which takes part of each step's time, report to the
     bit the metrics of the same steps in this process."""
-    cut = config(model, tmp_path, "--cluster.placement", "colocated", "--training.offload", "[gradients]")
+    words = "--cluster.placement", "colocated", "--training.offload", "[gradients]"
+    cut = config(model, tmp_path, *words, text=CONFIG)
     folder = scaled.run.run(cut, progress="none")
     assert all(0 < row["timing_s/turn"] < row["timing_s/step"] for row in folder.metrics()[1:])
     algorithm, task, weights = cut.algorithm.build(), build_task(cut.task), load_model(model)
@@ -79,4 +72,4 @@ def test_a_run_of_turns_is_that_of_one_process(model: Path, in_session: None, tm
 def test_turns_and_task_go_together(model: Path, tmp_path: Path) -> None:
     """A task with turns in one turn is refused by name, as in the sandbox."""
     with pytest.raises(ValueError, match=r"max_turns: expected at least 2 for task calculator, got 1"):
-        config(model, tmp_path, "--algorithm.sampling.max_turns", "1")
+        config(model, tmp_path, "--algorithm.sampling.max_turns", "1", text=CONFIG)

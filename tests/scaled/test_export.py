@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 
 from firstorder.cli import main
@@ -21,7 +20,7 @@ from lab.records import RunFolder
 from scaled.cluster.probe import allowed
 from scaled.config import ModelBlock, PrecisionBlock, ProbeBlock, RolloutBlock, TrainingBlock
 from tests.scaled import vllm_world
-from tests.scaled.megatron_world import free_ports, in_turn, spawn, tiny_folder
+from tests.scaled.megatron_world import file_tensors, free_ports, in_turn, spawn, tiny_folder
 from tests.scaled.rank_world import LAYOUTS, algorithm, batch, merged, on_host, training
 from theory.contracts import MiniBatch
 from theory.objectives import preset
@@ -93,11 +92,6 @@ def move(saved: Path, to: Path) -> None:
         shutil.move(file, to / file.name)
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a Hugging Face folder."""
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
-
-
 def trainers_logp(ranks: list[dict[str, Any]], name: str) -> Tensor:
     """log p of every response token, by the ranks."""
     from scaled.megatron_engine.parts import assemble_logp
@@ -109,8 +103,8 @@ def trainers_logp(ranks: list[dict[str, Any]], name: str) -> Tensor:
 def test_weights_are_the_trainers_to_the_bit(name: str, trained) -> None:
     """Every layout's shards give the tensors that its ranks hand to engines, with their types; training moved them."""
     root, ranks = trained
-    ours, theirs = weights(root / name / "out"), merged([rank[name][0] for rank in ranks])
-    start = weights(root / name / "model")
+    ours, theirs = file_tensors(root / name / "out"), merged([rank[name][0] for rank in ranks])
+    start = file_tensors(root / name / "model")
     assert ours.keys() == theirs.keys() == start.keys()
     for key, tensor in theirs.items():
         assert ours[key].dtype == tensor.dtype and torch.equal(ours[key], tensor), key

@@ -20,13 +20,15 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemWriter
 
 from firstorder.cli import main
+from firstorder.worlds import Schemas
+from lab.config.load import load
 from lab.hf import parse_shape, read_json
 from lab.records import RunFolder
 from sandbox.bench.memory import peak_bytes
 from scaled.export import export
 from scaled.megatron_engine.checkpoint_reader import COMMON
 from scaled.megatron_engine.names import stored
-from tests.scaled.megatron_world import tiny_config
+from tests.scaled.megatron_world import file_tensors, tiny_config
 from theory.streams import stream
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -98,7 +100,7 @@ def run(made: Path, tmp_path: Path) -> RunFolder:
 
 def exported(words: list[str], to: Path) -> dict[str, Tensor]:
     assert main(["export", *words, "--to", str(to)]) == 0
-    return {name: tensor for file in to.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return file_tensors(to)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -146,9 +148,6 @@ def test_config_and_tokenizer_go_along(made: Path, run: RunFolder, tmp_path: Pat
 
 def test_files_of_a_bounded_size(run: RunFolder, tmp_path: Path) -> None:
     """Files hold at most max_shard_bytes of tensors, the index names each tensor's, and no number depends on them."""
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
-
     config: Any = load(run.path / "config.yaml", [], Schemas())
     export(run, config, tmp_path / "many", max_shard_bytes=60_000)
     one = exported([str(run.path)], tmp_path / "one")
@@ -171,9 +170,6 @@ def test_one_parameter_is_held_at_a_time(num_layers: int, tmp_path: Path) -> Non
     fields = tiny_config("qwen3_moe", vocab_size=256, num_hidden_layers=num_layers, hidden_size=128, head_dim=32)
     tensors = megatron_tensors(fields)
     run = write_run(tmp_path, fields, tensors)
-    from firstorder.worlds import Schemas
-    from lab.config.load import load
-
     config: Any = load(run.path / "config.yaml", [], Schemas())
     largest = 2 * max(prod(size) for size in parse_shape(fields).weights().values())
     total = sum(tensor.nbytes for tensor in tensors.values())

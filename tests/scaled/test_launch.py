@@ -7,6 +7,7 @@ import os
 import shlex
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from subprocess import list2cmdline
 
@@ -50,7 +51,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     write_program(programs, "firstorder", record)
     write_program(programs, "hostname", 'echo "10.0.0.${SLURM_NODE#node} fe80::1"')
     # Only the script's own check of the GPUs reads a program from stdin.
-    write_program(programs, "python3", f'[ "$1" = - ] && cat > /dev/null && exit 0\nexec {shlex.quote(_python())} "$@"')
+    real = shlex.quote(sys.executable)
+    write_program(programs, "python3", f'[ "$1" = - ] && cat > /dev/null && exit 0\nexec {real} "$@"')
     return {
         **os.environ,
         "PATH": f"{programs}:{os.environ['PATH']}",
@@ -60,12 +62,6 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth_token"),
         "LOG": str(log),
     }
-
-
-def _python() -> str:
-    import sys
-
-    return sys.executable
 
 
 def calls(environment: dict[str, str], program: str) -> list[list[str]]:
@@ -106,11 +102,8 @@ def test_files_that_are_not_here_are_named(capsys):
     words = ["--model.path", "no/model", "--task.path", __file__, "--task.held_out_path", "no/rows.jsonl"]
     assert main(["launch", CONFIG, "--kind", "slurm", *words]) == 0
     out, err = capsys.readouterr()
-    assert (
-        out.startswith("#!")
-        and err.startswith("not on this machine: no/model, no/rows.jsonl; ")
-        and err.count("\n") == 1
-    )
+    assert out.startswith("#!") and err.count("\n") == 1
+    assert err.startswith("not on this machine: no/model, no/rows.jsonl; ")
 
 
 def test_slurm_options_are_there_only_if_given(capsys):

@@ -33,7 +33,6 @@ from tests.scaled.rank_world import (
     verdicts_on,
     write_model,
 )
-from theory.algorithm import Algorithm
 from theory.loop import global_step
 from theory.objectives import preset
 from theory.routing.passes import RoutingPlan
@@ -141,9 +140,3 @@ def verdicts(tmp_path_factory) -> dict[str, str | None]:
 def test_one_rank(verdicts, law):
     """Each law (its own docstring) holds in a real world of one rank."""
     assert verdicts[law.__name__] is None, verdicts[law.__name__]
-
-
-def test_algorithms_that_need_no_predictor_have_none():
-    """The recipes above train a predictor in Pr2 and Pr3 alone."""
-    recipes: list[Algorithm] = [algorithm(mode) for mode in ("none", "R2", "R3", "Pr2", "Pr3")]
-    assert [recipe.passes.trains_predictor for recipe in recipes] == [False, False, False, True, True]

@@ -71,7 +71,7 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
     ("words", "said"),
     [
         (("--simulate", "0"), "hours: expected more than 0"),
-        (("--simulate", "1", "--failures", "1e-6"), "at least"),
+        (("--simulate", "1", "--failures", "1e-6"), "GPU hours between two failures: expected at least "),
         (("--failures", "5000"), "--failures: expected with --simulate HOURS, got 5000.0 without it"),
         (("--search", "--simulate", "2"), "--simulate: expected without --search, got 2 with it"),
         (("--search", "--rates", "runs/x"), "--rates: expected with --simulate HOURS, got runs/x without it"),
@@ -159,6 +159,19 @@ def test_each_misfit_has_a_line_with_its_way_out(capsys):
     assert "GiB" in err and "training.num_ranks" not in err  # 16 ranks would fit, but not on 8 GPUs
 
 
+def test_the_object_stores_sentence_has_the_pushs_rate(capsys):
+    """The rate of a push is that of the sentence that sums up the object store, with its routes and its weights."""
+    for room, rate, end in (("84", "2.8", "spills to disk."), ("83", "0.14", "object_store_gib avoids that.")):
+        code, out, _ = plan(capsys, "--cluster.object_store_gib", room, "--json")
+        found = json.loads(out)
+        (push,) = (line for line in found["assumptions"] if "; a push" in line)
+        (store,) = (line for line in found["assumptions"] if "each machine's object store" in line)
+        assert code == 0 and f"; a push {rate} GB/s, " in push and store.endswith(end)
+        assert "routing records, the weights of the last push: 83.3 GiB at the mean length, 208 at full" in store
+        sent = found["payload_bytes"]["weights pushed to one engine"] / float(rate) / 1e9
+        assert found["compute"]["push_s"] == pytest.approx(sent, abs=7)  # ranks quantise before, for 6 s
+
+
 def test_a_sandbox_config_is_refused(capsys):
     """Only a config of the cluster can be planned."""
     assert main(["plan", "configs/smoke.yaml"]) == 2
@@ -196,6 +209,19 @@ def test_the_dry_run_is_part_of_the_plan(capsys):
     assert [rank["num_local_experts"] for rank in ranks] == [16, 16]
     # 2.0094B: TP 4, PP 2, EP 8 of world 32.
     assert {round((rank["dense_parameters"] + rank["expert_parameters"]) / 1e9, 4) for rank in ranks} == {2.0094}
+
+
+@pytest.mark.parametrize(("num_experts", "said"), [(128, "; 16 experts per MoE layer; "), (0, "; 1.5")])
+def test_experts_of_a_rank_are_said_where_it_has_some(capsys, tmp_path, monkeypatch, num_experts, said):
+    """The table's row of a built rank names experts per MoE layer, and none for a model without experts."""
+    fields = json.loads((SHAPES / "qwen3-30b-a3b.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"num_experts": num_experts}), encoding="utf-8")
+    rank = layout.RankPlan(0, 0, (tuple(range(48)),), min(num_experts, 16), 1_500_000_000, 0, 0, 8, 1, 0, 0, 0, 0)
+    monkeypatch.setattr(summary, "dry_run_layout", lambda plan: [rank])
+    monkeypatch.setattr(summary, "has_megatron", lambda: True)
+    assert main(["plan", CONFIG, "--model.path", str(tmp_path), "--model.shape", "null"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "built, rank 0" in line)
+    assert f"layers 0 to 47{said}" in row and ("experts" in row) == (num_experts > 0)
 
 
 def test_empty_micro_batches_are_said(capsys):

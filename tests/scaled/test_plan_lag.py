@@ -8,6 +8,7 @@ import pytest
 
 from scaled.plan import compute
 from scaled.plan.day import Chance, Day, Rates
+from scaled.plan.host_memory import stored_bytes
 from scaled.plan.simulation import _Play, play_steps
 from tests.scaled.plan_world import QWEN
 from tests.scaled.test_plan_simulation import CERTAIN, H100, TOKENS, lagging
@@ -83,9 +84,10 @@ def test_batches_of_a_checkpoint_are_not_sampled_again(steps_off: int) -> None:
 
 
 def test_a_push_counts_for_every_version_in_the_store() -> None:
-    """Two steps off the object store holds two versions: one that is twice as large as it takes is pushed as one that
-    spills."""
-    size = compute.push_bytes(lagging(1), QWEN)
-    room = ("--cluster.object_store_gib", str(1.5 * size / 2**30))
-    rates = [compute.push_rate(lagging(k, *room), size) for k in (1, 2)]
+    """Two steps off, a second version waits in the object stores of the ranks' four machines: a store with room for
+    one version and what the step leaves there spills."""
+    one, two = (stored_bytes(lagging(k), QWEN, MEAN) for k in (1, 2))
+    assert two["weights that wait for engines"] == -(-one["the weights of the last push"] // 4)
+    room = ("--cluster.object_store_gib", str(sum(one.values()) / 2**30))
+    rates = [compute.push_rate(lagging(k, *room), QWEN, MEAN) for k in (1, 2)]
     assert rates == [compute.PUSH_GB_S, compute.PUSH_SPILLED_GB_S]

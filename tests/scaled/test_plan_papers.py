@@ -15,7 +15,7 @@ KI = 1024
 
 def test_r3_table_9_bytes_a_token():
     """R3 Table 9: a token of Qwen3-30B takes 2 x 48 x (512 + 512) bytes of KV and 2 x 48 x 8 of routing, 1 / 128."""
-    kv, mask = payloads.kv_bytes_per_token(QWEN, 2), payloads.routing_bytes_per_token(QWEN, 2)
+    kv, mask = payloads.kv_bytes_per_token(QWEN, 2), payloads.routing_bytes(QWEN, 1, 2)
     assert kv == 2 * 48 * (512 + 512) == 98_304
     assert mask == 2 * 48 * 8 == 768
     assert kv == 128 * mask
@@ -30,7 +30,7 @@ def test_r3_table_9_tokens_in_40_gb():
     """
     tokens = 40 * GIB / payloads.kv_bytes_per_token(QWEN, 2)
     assert round(tokens / 1e3) == 437
-    mask = tokens * payloads.routing_bytes_per_token(QWEN, 2)
+    mask = tokens * payloads.routing_bytes(QWEN, 1, 2)
     assert round(mask / GIB, 1) == 0.3
     assert 8 * mask / GIB == 2.5
 

@@ -142,12 +142,6 @@ def test_impossible_hours_are_an_error(hours: float) -> None:
         play(recipe(), QWEN, H100, hours, 300, TOKENS)
 
 
-def test_a_cluster_that_only_restarts_is_an_error() -> None:
-    """Failures more frequent than restarts would be played for ever."""
-    with pytest.raises(ValueError, match=r"GPU hours between two failures: expected at least .* got 0\.001"):
-        play(recipe(), QWEN, H100, 24.0, 300, TOKENS, Chance(gpu_hours_per_failure=1e-3))
-
-
 def test_a_run_of_steps_ends_with_a_checkpoint() -> None:
     """Seven steps are the plan's seven, a checkpoint after the fifth and the last; one step off the last one has
     nothing to sample beside it, so it takes a rollout less than seven that overlap and one before them."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from scaled.cluster import push_bench
+from tests.scaled.ray_marks import RAY
+
+pytestmark = RAY
 
 
-# Ray leaves its sockets and log files to the end of the process.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.slow
 def test_every_row_has_a_rate() -> None:
     """An eighth of a GiB, one round: a line for each row, with its median, least and most, and the GB that travel."""
     table = push_bench.main(1 / 8, 1)

@@ -31,6 +31,7 @@ from scaled.vllm_engine.weights_check import check_weights
 from tests.scaled import vllm_world
 from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.rank_world import LAYOUTS, algorithm, training
+from tests.scaled.test_cluster_transfer import same
 from theory.routing.predictor import fold
 from theory.streams import stream
 
@@ -45,13 +46,6 @@ CONFIG = replace(vllm_world.model_config(), num_layers=4)  # two stages of two c
 def model() -> MoE:
     """All its matrices have widths in multiples of 128."""
     return MoE(CONFIG, stream(0, "quantised-push"))
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in type, shape and every byte."""
-    return (
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(*(t.contiguous().view(torch.uint8) for t in (a, b)))
-    )
 
 
 # -- formats
@@ -109,18 +103,6 @@ def test_an_engine_without_kernels_multiplies_out(weights: str) -> None:
     for name, tensor in tensors.items():
         plain = dequantised(*quantise(tensor)) if is_quantised(name) else tensor
         assert same(held[name], plain.to(dtype)), name
-
-
-@pytest.mark.parametrize("size", [(1, 1), (5, 7), (130, 3)])
-def test_int8_takes_any_shape(size: tuple[int, int]) -> None:
-    """Odd widths, a row of zeros and a view with strides: values and scales are row by row those of the formula."""
-    weight = torch.randn(size[1], size[0], generator=torch.Generator().manual_seed(1)).T
-    weight[0] = 0
-    q, scale = channel_int8(weight)
-    assert q.shape == size and scale.shape == (size[0], 1) and scale[0] == 1 and not q[0].any()
-    for row in range(1, size[0]):
-        assert scale[row] == weight[row].abs().amax() / 127
-        assert torch.equal(q[row].float(), (weight[row] / scale[row]).round())
 
 
 @pytest.mark.parametrize("size", [(128, 64), (130, 128)])

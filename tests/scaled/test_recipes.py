@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,6 @@ RECIPES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDE
 @cache
 def plan_of(name: str) -> Plan:
     return make_plan(loaded(name))
-
-
-def value(config: Any, field: str) -> Any:
-    for name in field.split("."):
-        config = getattr(config, name)
-    return config
 
 
 ALG, OBJ, BATCH, REPLAY = "algorithm", "algorithm.objective", "algorithm.batch", "algorithm.replay"
@@ -176,7 +171,7 @@ def test_recipe_holds_what_its_paper_prints(name):
     config = plan_of(name).config
     cluster = config.cluster
     for field, printed, where in TABLE[name]:
-        found = cluster.num_nodes * cluster.gpus_per_node if field == "gpus" else value(config, field)
+        found = cluster.num_nodes * cluster.gpus_per_node if field == "gpus" else attrgetter(field)(config)
         assert found == printed, f"{name}: {field}: {where} prints {printed}, the recipe has {found}"
 
 
@@ -225,15 +220,7 @@ def test_comments_cite_every_printed_number():
     for path in FOLDER.rglob("*.yaml"):
         for line in path.read_text(encoding="utf-8").splitlines():
             code, _, comment = line.partition("#")
-            names = (
-                "eps_low:",
-                "eps_high:",
-                "learning_rate",
-                "num_prompts:",
-                "num_minibatches:",
-                "max_tokens:",
-                "cap: ",
-            )
+            names = "eps_low:", "eps_high:", "learning_rate", "num_prompts:", "num_minibatches:", "max_tokens:", "cap: "
             if any(name in code for name in names) and "null" not in code and not comment:
                 uncited.append(f"{path}: {line}")
     assert [line for line in uncited if "mini4" not in line] == []

@@ -12,17 +12,13 @@ import pytest
 import torch
 
 import scaled.run
-import scaled.session
-from lab.config.load import load
 from lab.records import RunFolder
 from lab.tasks.arithmetic import ALPHABET
 from lab.traces import Trace
 from sandbox.model import MoE
 from sandbox.model.checkpoint import save
-from scaled.cluster.training_group import TrainingGroup
-from scaled.config import ScaledRun
 from tests.scaled import vllm_world
-from tests.scaled.cluster_run_world import computed
+from tests.scaled.cluster_run_world import before_each_step, computed, config
 from tests.scaled.ray_marks import RAY
 from theory.streams import stream
 
@@ -53,28 +49,6 @@ logging: {loggers: []}
 """
 
 
-class Events:
-    """The process to kill, and when; and the kills that were done."""
-
-    def __init__(self, rank_in_step: int | None, engine_in_step: int | None):
-        self.rank_in_step, self.engine_in_step = rank_in_step, engine_in_step
-        self.killed: list[str] = []
-
-    def wrap(self, patch: pytest.MonkeyPatch) -> None:
-        real = scaled.session.Session._step
-
-        def step(session, number, schedule, probe, recorder, training: TrainingGroup, rollout, checkpoints):
-            if number == self.rank_in_step and "rank" not in self.killed:
-                self.killed.append("rank")
-                os.kill(training.pids()[1], signal.SIGKILL)
-            if number == self.engine_in_step and "engine" not in self.killed:
-                self.killed.append("engine")
-                os.kill(rollout.pids()[0], signal.SIGKILL)
-            real(session, number, schedule, probe, recorder, training, rollout, checkpoints)
-
-        patch.setattr(scaled.session.Session, "_step", step)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh Qwen3-MoE of sizes that vLLM's kernels take, over the characters of the arithmetic task."""
@@ -83,18 +57,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def carry_out(model: Path, folder: Path, events: Events) -> RunFolder:
-    (folder / "config.yaml").write_text(CONFIG.replace("MODEL", str(model)))
-    config = load(folder / "config.yaml", ["--output", str(folder / "runs")], {"scaled": ScaledRun})
-    with pytest.MonkeyPatch.context() as patch:
-        events.wrap(patch)
-        return scaled.run.run(config, progress="none")
+def carry_out(model: Path, folder: Path) -> RunFolder:
+    return scaled.run.run(config(model, folder, text=CONFIG), progress="none")
 
 
 @pytest.fixture(scope="module")
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that nothing happened to."""
-    return carry_out(model, tmp_path_factory.mktemp("whole"), Events(None, None))
+    return carry_out(model, tmp_path_factory.mktemp("whole"))
 
 
 def test_both_engines_hold_one_policy(whole: RunFolder) -> None:
@@ -155,9 +125,18 @@ def test_traces_and_verdict(whole: RunFolder) -> None:
     assert json.loads((whole.path / "verdict.json").read_text())["verdict"] == "undecided"
 
 
-def test_dead_ranks_and_engines_change_no_number(model: Path, whole: RunFolder, tmp_path: Path) -> None:
-    """A Megatron rank killed (-9) before step 4 and a vLLM engine before step 4's retry change no bit of any metric."""
-    events = Events(rank_in_step=3, engine_in_step=3)
-    folder = carry_out(model, tmp_path, events)
-    assert events.killed == ["rank", "engine"]
-    assert computed(folder) == computed(whole)
+def test_dead_ranks_and_engines_change_no_number(
+    model: Path, whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Megatron rank and a vLLM engine, both killed (-9) before step 4, change no bit of any metric."""
+    killed: list[int] = []
+
+    def kill(session, number, training, rollout):
+        if number == 3 and not killed:
+            killed.extend([training.pids()[1], rollout.pids()[0]])
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    before_each_step(monkeypatch, kill)
+    folder = carry_out(model, tmp_path)
+    assert len(killed) == 2 and computed(folder) == computed(whole)

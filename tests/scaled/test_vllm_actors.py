@@ -14,17 +14,14 @@ from sandbox.model.checkpoint import save, to_hf
 from scaled.cluster import ray_cluster
 from scaled.cluster.engine_actor import build_vllm
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup
-from scaled.config import RolloutBlock, ScaledRun
+from scaled.config import RolloutBlock
+from tests.scaled import cluster_world
 from tests.scaled import vllm_world as world
 from tests.scaled.ray_marks import RAY
 from theory.contracts import Sampling
 
 pytestmark = RAY
 
-CONFIG = ScaledRun.model_validate_json(
-    """{"name": "actors", "num_steps": 1, "task": {"kind": "arithmetic"}, "model": {"path": "none"},
-    "cluster": {"object_store_gib": 0.2}, "algorithm": {"objective": {"preset": "minirl"}}}"""
-)
 TOLERANCE = 1e-5  # measured: 1e-6 in log-probs, 2e-6 in features
 
 
@@ -45,7 +42,7 @@ def test_an_engine_in_an_actor_is_the_model(
     save(model, tmp_path / "model")
     config_json = (tmp_path / "model" / "config.json").read_text()
     build = partial(build_vllm, config_json, rollout, world.STOP, not rollout.enforce_eager)
-    with ray_cluster.cluster(CONFIG, tmp_path) as places:
+    with ray_cluster.cluster(cluster_world.config(1, 1), tmp_path) as places:
         engines = RolloutGroup(places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20)
         engines.load_weights(to_hf(model), version=0)
         rollouts = engines.generate(world.prompts(), Sampling(max_tokens=8, num_responses=2, seed=5, num_features=3))

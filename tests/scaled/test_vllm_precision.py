@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lab.strict import validate
-from sandbox.model import MoE
 from sandbox.model.checkpoint import load_hf, to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised, quantised
@@ -54,20 +53,15 @@ def test_the_distance_stays_at_its_level_over_pushes(name, tmp_path):
 @pytest.mark.parametrize("weights", ["fp8_block", "int8"])
 def test_rounded_weights_are_the_dequantised_ones(weights, tmp_path):
     """In fp32 an engine with rounded weights is the trainer over q s, in log-probs to 1e-5 and in routes exactly."""
-    held = _dequantised_model(world.model(), weights)
+    quantise = block_fp8 if weights == "fp8_block" else channel_int8
+    held = world.model()
+    load_hf(held, ((n, dequantised(*quantise(t)) if is_quantised(n) else t) for n, t in to_hf(world.model())))
     precision = PrecisionBlock(compute="fp32", weights=weights, kernels="rounded")
     engine = world.engine(world.model(), tmp_path, precision)
     rollouts = engine.generate(world.prompts(), SAMPLING)
     engine.close()
     assert (world.abs_diff(held, rollouts) <= 1e-5).all()
     assert torch.equal(world.trainer_scores(held, rollouts).natural.experts, rollouts.experts.experts)
-
-
-def _dequantised_model(weights: MoE, kind: str) -> MoE:
-    held = world.model()
-    quantise = block_fp8 if kind == "fp8_block" else channel_int8
-    load_hf(held, ((n, dequantised(*quantise(t)) if is_quantised(n) else t) for n, t in to_hf(weights)))
-    return held
 
 
 @pytest.mark.parametrize(("field", "value", "whole"), [("top_p", 0.9, "1"), ("top_k", 3, "0")])

@@ -54,12 +54,15 @@ def test_fp8_strips_change_no_bit(size, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [(1283, 385), (3, 2**18 + 1), (7, 5)])
+@pytest.mark.parametrize("size", [(1283, 385), (3, 2**18 + 1), (7, 5), (130, 3), (1, 1)])
 def test_int8_strips_change_no_bit(size, dtype):
-    """Quantised strip by strip, a last short one included, values and scales are those of all rows at once."""
-    weight = matrix(4, 2.0, *size).to(dtype)
+    """Quantised strip by strip, a last short one included, values and scales are those of all rows at once; of any
+    width, of a view with strides, and with a row of zeros, whose scale is 1."""
+    weight = matrix(4, 2.0, *size[::-1]).to(dtype).T
+    weight[0] = 0
     q, scale = channel_int8(weight)
     whole = weight.float().abs().amax(1, keepdim=True) / 127
+    whole[0] = 1
     values = (weight.float() / whole).round().to(torch.int8)
     assert torch.equal(scale, whole) and torch.equal(q, values) and q.dtype == torch.int8
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
+from theory.routing.predictor import loss_and_gradients
 from theory.streams import stream
 
 D, E, K = 4, 6, 2
@@ -36,6 +39,13 @@ def draw_predictor(seed: int, size: float = 0.5) -> dict[int, Tensor]:
     """A random W_p per layer."""
     generator = stream(seed, "predictor")
     return {n: size * torch.randn(D, E, generator=generator) for n in LAYERS}
+
+
+def loss_of(
+    pi: Tensor, features: RouterFeatures, predictor: dict[int, Tensor], name: Literal["kl", "delta"] = "kl"
+) -> Tensor:
+    """The predictor's loss alone, differentiable in its weights."""
+    return loss_and_gradients(name, pi, features, predictor)[0]
 
 
 def drifted(features: RouterFeatures, drift: dict[int, Tensor]) -> Tensor:

@@ -31,3 +31,12 @@ def test_impossible_combinations_are_refused(changes, message):
     """A mode, batch or freeze that cannot run is one ValueError with the values in it."""
     with pytest.raises(ValueError, match=message):
         Algorithm(preset("minirl"), **changes)
+
+
+@pytest.mark.parametrize(("mode", "plain"), [("Pr2", "R2"), ("Pr3", "R3")])
+def test_a_predictor_that_never_learns_is_said(mode, plain):
+    """With one mini-batch per rollout Pr2 and Pr3 are R2 and R3: one line that names the field, and else none."""
+    (line,) = Algorithm(preset("minirl"), mode=mode).notes
+    assert line.startswith(f"batch.num_minibatches: with 1 {mode} is {plain}: its predictor learns from")
+    assert Algorithm(preset("minirl"), mode=mode, num_minibatches=2).notes == ()
+    assert Algorithm(preset("minirl"), mode=plain).notes == ()

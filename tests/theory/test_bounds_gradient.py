@@ -133,15 +133,15 @@ def test_a_baseline_of_the_prefix_is_free(case: Case, seed: int) -> None:
 def test_the_gap_splits_along_equation_5(case: Case) -> None:
     """The two parts add up to the gap; each is the whole of it where the other's policies are equal."""
     problem = case.problem
-    parts, whole = gradient.gap_parts(problem), gradient.gap(problem)
+    (staleness, discrepancy), whole = gradient.gap_parts(problem), gradient.gap(problem)
     size = 1 + float(whole.norm())
-    torch.testing.assert_close(parts.staleness + parts.discrepancy, whole, rtol=0, atol=1e-13 * size)
+    torch.testing.assert_close(staleness + discrepancy, whole, rtol=0, atol=1e-13 * size)
     pi, mu = problem.target.logp(), problem.logp_mu
-    for old, which in ((pi, "discrepancy"), (mu, "staleness")):
-        alone = gradient.gap_parts(Problem(problem.target, mu, old, problem.reward_Y))
-        other = "staleness" if which == "discrepancy" else "discrepancy"
-        assert float(getattr(alone, other).abs().max()) == 0
-        torch.testing.assert_close(getattr(alone, which), whole, rtol=0, atol=1e-13 * size)
+    # With old = pi nothing is stale, with old = mu nothing discrepant.
+    for old, nothing in ((pi, 0), (mu, 1)):
+        parts = gradient.gap_parts(Problem(problem.target, mu, old, problem.reward_Y))
+        assert float(parts[nothing].abs().max()) == 0
+        torch.testing.assert_close(parts[1 - nothing], whole, rtol=0, atol=1e-13 * size)
 
 
 # ---- tight, by number ------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ LINES: dict[str, Callable[[], object]] = {
     "response 0: expected ids of shape (rows, layers, slots), got (2, 2)": lambda: pack_record(
         [IDS[:, 0]], [3], (3,), 4
     ),
-    "response 0: expected layers [3, 7], got a payload of [3, 5] without [7]": lambda: pack_record(
-        [IDS.expand(-1, 2, -1)], [3], (3, 5), 4, moe_layer_numbers=(3, 7)
+    "response 0: expected layers [1, 7], got a payload of [0, 1, 2] without [7]": lambda: pack_record(
+        [IDS.expand(-1, 3, -1)], [3], (1, 7), 4, num_decoder_layers=3
     ),
     "expected offsets that rise from 0 to 2 rows, got []": lambda: check_offsets(torch.zeros(0, dtype=torch.int64), 2),
     "expected offsets that rise from 0 to 2 rows, got [1, 2]": lambda: check_offsets(torch.tensor([1, 2]), 2),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from theory.divergences import discrepancy_metrics, staleness_metrics
-from theory.metrics import REGISTRY, check, describe
+from theory.metrics import _METRICS, REGISTRY, check, describe
 
 GROUPS = {
     "reward", "eval", "rollout_corr", "staleness", "actor", "routing", "predictor", "response_length", "sampling",
@@ -14,25 +14,12 @@ GROUPS = {
 }  # fmt: skip
 
 
-def test_every_row_is_complete() -> None:
-    """A registered metric has a formula, a unit, a source, and a known group."""
+def test_every_row_is_complete_and_described() -> None:
+    """No name is registered twice; each has a known group, a formula, a unit and a source, which describe prints."""
+    assert len(REGISTRY) == len(_METRICS)
     for name, metric in REGISTRY.items():
-        assert metric.formula
-        assert metric.unit
-        assert metric.source
+        assert metric.formula and metric.unit and metric.source
         assert name.split("/")[0] in GROUPS
-
-
-def test_names_are_unique() -> None:
-    """No metric is registered twice: the registry is as long as the list it was made from."""
-    from theory import metrics
-
-    assert len(REGISTRY) == len(metrics._METRICS)
-
-
-def test_describe_says_formula_unit_and_source() -> None:
-    """describe prints what the registry holds."""
-    for name, metric in REGISTRY.items():
         good = [] if metric.good is None else [f"good: {metric.good}"]
         source = "; ".join([metric.source, *good])
         assert describe(name) == f"{name} = {metric.formula} [{metric.unit}] ({source})"

@@ -171,22 +171,6 @@ def test_cppo_without_weights_and_budget_is_dppo(batch: Batch) -> None:
     assert not (kept & (weighted == 0)).any()
 
 
-@given(batch=batches(corners=MODERATE))
-def test_an_anchor_at_old_is_the_staleness_alone(batch: Batch) -> None:
-    """A divergence mask anchored at old stops what the one at mu would stop if mu had been old."""
-    for name, region in tr.TRUST_REGIONS.items():
-        if name not in ("dppo_tv", "dppo_kl", "cppo"):
-            continue
-        pi, old, mu = (torch.where(batch.mask, x, 0.0) for x in (batch.pi, batch.old, batch.mu))
-        tokens = tr.Tokens(pi, old, mu, batch.mask)
-        as_if = replace(tokens, logp_mu_BT=tokens.logp_old_BT)
-        ratio, A = torch.ones_like(batch.pi), batch.advantages[:, None]
-        at_old = region(anchor="old").clipped(tokens, ratio, A)  # pyright: ignore[reportCallIssue]
-        at_mu = region().clipped(as_if, ratio, A)
-        assert at_old is not None and at_mu is not None
-        assert all(torch.equal(a, b) for a, b in zip(at_old, at_mu, strict=True))
-
-
 @pytest.mark.parametrize("num_tokens", [2, 4])
 @given(pair=policy_pairs(4))
 def test_the_binary_divergence_is_a_lower_bound(num_tokens: int, pair: tuple[Tensor, Tensor]) -> None:

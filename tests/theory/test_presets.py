@@ -10,7 +10,7 @@ import torch
 from tests.theory.laws_objectives import fits, tuned
 from tests.theory.laws_presets import PRESET_ROWS
 from theory.objectives import AGGREGATIONS, PRESETS, correction, preset, ratios
-from theory.objectives.trust_regions import CPPO, BinaryKL
+from theory.objectives.trust_regions import CPPO
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -57,7 +57,7 @@ def test_defaults_are_the_papers() -> None:
     }  # fmt: skip
     region = PRESETS["cppo"].trust_region
     assert isinstance(region, CPPO)
-    assert (region.delta_b, region.w_min, region.anchor) == (0.015, 0.8, "mu")
+    assert (region.delta_b, region.w_min) == (0.015, 0.8)
     assert all(o.kl_coefficient == 0 for o in PRESETS.values())
 
 
@@ -106,31 +106,16 @@ def test_the_engine_gap_is_never_counted_twice(name: str, numerator: str) -> Non
     assert preset("vespo", correction="geo_rs").correction.rejection
 
 
-def test_an_anchor_is_mu_or_old() -> None:
-    """Another policy as a region's anchor is refused with what came and what was expected."""
-    region = BinaryKL()
-    # Set past the type, which the shape checks of the tests would refuse first.
-    object.__setattr__(region, "anchor", "pi")
-    with pytest.raises(ValueError, match="anchor: expected 'mu' or 'old', got 'pi'"):
-        region.__post_init__()
-
-
 def test_shapes_must_agree() -> None:
     """Shapes that would broadcast silently are refused with both shapes, also where shape checks are off."""
     from theory.objectives.objective import _require_shapes
 
-    x, mask, A = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
-    wrong = x[:, :1]
-    for name, arguments in {
-        "logp_old_BT": (x, wrong, x, A, mask, None),
-        "logp_mu_BT": (x, x, wrong, A, mask, None),
-        "is_response_BT": (x, x, x, A, mask[:, :1], None),
-        "logp_ref_BT": (x, x, x, A, mask, wrong),
-    }.items():
-        with pytest.raises(ValueError, match=rf"^{name}: expected the shape of logp_pi_BT, \(2, 3\), got \(2, 1\)$"):
-            _require_shapes(*arguments)
+    x, A = torch.zeros(2, 3), torch.zeros(2)
+    _require_shapes(x, A, logp_old_BT=x, logp_ref_BT=None)
+    with pytest.raises(ValueError, match=r"^logp_mu_BT: expected the shape of logp_pi_BT, \(2, 3\), got \(2, 1\)$"):
+        _require_shapes(x, A, logp_old_BT=x, logp_mu_BT=x[:, :1])
     with pytest.raises(ValueError, match=r"advantages_B: expected shape \(2,\), got \(2, 1\)"):
-        _require_shapes(x, x, x, A[:, None], mask, None)
+        _require_shapes(x, A[:, None], logp_old_BT=x)
 
 
 def test_int_overrides_and_objects() -> None:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from theory.contracts import Prompt, Response, Rollouts, TokenScores
 from theory.metrics import REGISTRY
 from theory.routing import measures, record
 from theory.routing.measures import (
     difference_counts,
-    is_noop,
     route_kl,
     route_tv,
     router_disagreement,
@@ -24,8 +24,10 @@ from theory.routing.measures import (
     token_disagreement,
     token_level_histogram,
 )
+from theory.routing.passes import PASSES
 from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord, index_dtype
+from theory.step_metrics import old_pass_metrics
 from theory.streams import stream
 
 LAYERS = (0, 3)
@@ -170,13 +172,22 @@ def test_route_kl_is_the_mean_over_rows_and_layers(seed: int) -> None:
 
 
 def test_a_replay_that_does_nothing_is_noticed() -> None:
-    """No-op: every route equals the natural one although the engines disagree; one changed route clears it."""
+    """routing/noop: every route equals the natural one although the engines disagree; one changed route clears it.
+
+    Of a nan nothing is known.
+    """
     record, other = draw_record(0, [3, 4], 2, num_missing=1), draw_record(1, [3, 4], 2)
-    assert is_noop(record, record, discrepancy=0.01)
-    assert not is_noop(record, record, discrepancy=0.0)
-    assert not is_noop(record, other, discrepancy=0.01)
-    with pytest.raises(ValueError, match="discrepancy of at least 0, got -1"):
-        is_noop(record, record, discrepancy=-1.0)
+    tokens, logp_T, sampled_T = torch.tensor([1, 2]), -torch.ones(2), torch.ones(2, dtype=torch.bool)
+    prompts = [Prompt(str(n), (1,) * n, "") for n in (2, 3)]
+    responses = tuple(Response(prompt, tokens, logp_T, sampled_T, "stop", 0) for prompt in prompts)
+
+    def noop(natural: RoutingRecord, logp: float) -> float | None:
+        scores = TokenScores(torch.full((2, 2), logp), torch.zeros(2, 2), experts=record, natural=natural)
+        return old_pass_metrics(Rollouts(responses, record), scores, PASSES["R3"]).get("routing/noop")
+
+    assert noop(record, -1.01) == 1
+    assert noop(record, -1.0) == noop(other, -1.01) == 0
+    assert noop(record, math.nan) is None
 
 
 def test_a_record_agrees_with_itself() -> None:

@@ -108,10 +108,10 @@ def test_ids_are_as_narrow_as_signed_integers_allow(num_experts: int, expected: 
 def test_payloads_of_every_integer_type_are_read_by_value(dtype: torch.dtype, top: int) -> None:
     """An id stays what it is in whatever type it came, and one out of range is found there: nothing wraps."""
     payload = torch.tensor([[[top, 3], [5, top]]]).to(dtype)
-    record = pack_record([payload], [2], (4, 1), 100_000, moe_layer_numbers=(1,))
+    record = pack_record([payload], [2], (1,), 100_000, num_decoder_layers=2)
     assert record.experts.tolist() == [[[5, top]]]
     with pytest.raises(ValueError, match=rf"expected expert ids in \[0, {top}\) or -1, got \[5, {top}\]"):
-        pack_record([payload], [2], (4, 1), top, moe_layer_numbers=(1,))
+        pack_record([payload], [2], (1,), top, num_decoder_layers=2)
 
 
 def test_a_part_is_cut_at_once() -> None:
@@ -148,11 +148,9 @@ def test_payload_over_all_decoder_layers_is_cut_by_number() -> None:
     payload = draw_payloads(0, [6], 6, 2, 8)[0]
     expected = payload[:, list(LAYERS)].sort(dim=-1).values.to(torch.int8)
     payload[:, [0, 3, 4]] = 99
-    by_depth = pack_record([payload], [6], LAYERS, 8, num_decoder_layers=6)
-    by_names = pack_record([payload], [6], range(6), 8, moe_layer_numbers=LAYERS)
-    for record in (by_depth, by_names):
-        assert record.layer_numbers == LAYERS
-        assert torch.equal(record.experts, expected)
+    record = pack_record([payload], [6], LAYERS, 8, num_decoder_layers=6)
+    assert record.layer_numbers == LAYERS
+    assert torch.equal(record.experts, expected)
 
 
 def test_layers_are_bound_by_number_not_by_order() -> None:

@@ -33,11 +33,10 @@ class TinyMoE(torch.nn.Module):
         self.gate = gate
         self.gates = torch.nn.ParameterList([torch.randn(D, E, generator=generator) for _ in LAYERS])
         self.experts = torch.nn.ParameterList([torch.randn(E, D, D, generator=generator) / D for _ in LAYERS])
-        self.jitter = 0.0
 
     def block(self, i: int, hidden_ND: Tensor, routing: ReplayContext | NaturalRouting) -> Tensor:
         """One MoE layer with a residual."""
-        logits_NE = hidden_ND @ self.gates[i] + self.jitter * torch.arange(E)
+        logits_NE = hidden_ND @ self.gates[i]
         experts_NK, weights_NK = routing.route(LAYERS[i], hidden_ND, logits_NE, K, self.gate)
         mixed_NDD = (self.experts[i][experts_NK] * weights_NK[..., None, None]).sum(dim=1)
         return hidden_ND + torch.tanh(torch.einsum("nd,nde->ne", hidden_ND, mixed_NDD))

@@ -150,8 +150,3 @@ def _depths(problem: Problem) -> Iterator[_Depth]:
         below = [(pi_nV * q_pi_nV).sum(1), (mu_nV * q_mu_nV).sum(1), high_nV.amax(1), low_nV.amin(1)]
         span_nV = high_nV - low_nV
         yield _Depth(t, reach_pi[t], reach_mu[t], pi_nV, norms[t], q_pi_nV, q_mu_nV, span_nV, tails[t])
-
-
-__all__ = [
-    "gap_conditional", "gap_conditional_fisher", "gap_conditional_kl", "gap_prefix", "prefix_gap",
-]  # fmt: skip

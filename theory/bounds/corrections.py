@@ -227,10 +227,3 @@ def _chebyshev(lo: float, hi: float) -> float:
     if not 0 <= lo < 1 < hi:
         raise ValueError(f"expected 0 <= lo < 1 < hi, got lo = {lo}, hi = {hi}")
     return max(hi / (hi - 1) ** 2, lo / (1 - lo) ** 2)
-
-
-__all__ = [
-    "icepop_bias", "icepop_bias_chi2", "min_clip_bias", "minirl_mask_bias", "prefix_tis_bias",
-    "prefix_tis_bias_chi2", "prefix_tis_variance", "seq_tis_bias", "seq_tis_bias_chi2", "seq_tis_variance",
-    "token_tis_bias", "token_tis_bias_chi2", "token_tis_variance",
-]  # fmt: skip

@@ -227,10 +227,3 @@ def _policies(problem: Problem) -> tuple[PrefixTree, Sequence[Tensor], Sequence[
     pi = problem.target.logp()
     require_cover(pi, problem.logp_mu)
     return problem.target.tree, pi, problem.logp_mu
-
-
-__all__ = [
-    "after", "around", "conditionals", "depth_kl", "edge_norms", "longest_score", "others", "reached",
-    "relative_square", "require_cover", "step_bretagnolle_huber", "step_cauchy_schwarz", "step_chi2", "step_kl",
-    "step_parts", "step_pinsker", "step_split", "step_tv", "step_weights", "tv_from_kl", "whole_tv",
-]  # fmt: skip

@@ -169,9 +169,3 @@ def policies(problem: Problem) -> tuple[PrefixTree, Edges, Edges]:
                 worst = float(x_nV[~x_nV.isfinite()][0])
                 raise ValueError(f"log {name}: expected finite values, got {worst} at depth {t}")
     return tree, pi, problem.logp_mu
-
-
-__all__ = [
-    "effective_sample_size", "largest_excess", "outside", "policies", "prefix_chi2", "prefix_excess",
-    "sequence_excess", "stopped", "token_chi2", "token_excess", "weight_variance", "weight_variance_kl",
-]  # fmt: skip

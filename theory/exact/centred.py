@@ -60,6 +60,3 @@ def _edges(
     where = (b_BT[..., None].expand_as(ids_BTJ), node_BT[..., None].expand_as(ids_BTJ), ids_BTJ)
     edges_BNV.index_put_(where, torch.where(on_BT[..., None], each_BTJ, 0.0), accumulate=True)
     return edges_BNV
-
-
-__all__ = ["response_gradients"]

@@ -65,6 +65,3 @@ def left_out(weight: str, T: int) -> Bool[Tensor, "T T"]:
 def first_order_bias(terms_TTQ: Float[Tensor, "T T Q"], weight: str) -> Float[Tensor, " Q"]:
     """The leading term of E_mu[estimator] - grad J_seq: minus the sum of the pairs that the weight leaves out."""
     return -(terms_TTQ * left_out(weight, len(terms_TTQ))[:, :, None]).sum((0, 1))
-
-
-__all__ = ["first_order_bias", "left_out", "pair_terms"]

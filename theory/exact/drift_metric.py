@@ -48,6 +48,3 @@ def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:
     # One prompt, so one entry.
     (one,) = by_responses.groups
     return G * (one.moments.square_sC / one.classes.divisor_C)[:, one.classes.index_Y]
-
-
-__all__ = ["token_drift"]

@@ -245,9 +245,3 @@ def _nucleus(logp_nV: Float[Tensor, "n V"], share: float) -> Float[Tensor, "n V"
     cut_nV[:, 0] = ordered_nV[:, 0]
     # empty_like: order_nV is a permutation, so that every place is written.
     return torch.empty_like(logp_nV).scatter_(1, order_nV, cut_nV).log_softmax(1)
-
-
-__all__ = [
-    "BY_SCALE", "ERRORS", "NUM_DRAWS", "Engine", "MovablePolicy", "Rollout", "RollsOut", "engine", "engine_at",
-    "mean_kl",
-]  # fmt: skip

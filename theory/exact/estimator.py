@@ -257,6 +257,3 @@ def _kept(problem: Problem, objective: Objective) -> Bool[Tensor, " Y"]:
         old_BT, mu_BT = tree.gather(problem.logp_old, paths), tree.gather(problem.logp_mu, paths)
         kept.append(objective.kept(old_BT, mu_BT, paths.is_response_BT).any(1))
     return torch.cat(kept)
-
-
-__all__ = ["Estimate", "coefficients", "estimate"]

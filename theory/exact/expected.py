@@ -197,6 +197,3 @@ def expected_update(problem: Problem, objective: Objective, group: Group) -> Upd
     forest = Forest.of_one(problem.policy.tree)
     batch = Batch(forest, problem.logp_mu, problem.logp_old, problem.reward_Y, objective, group)
     return Update.at(batch, problem.policy, problem.router_shift)
-
-
-__all__ = ["Update", "expected_update", "mean_gradient"]

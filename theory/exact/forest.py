@@ -159,6 +159,3 @@ class Forest(PrefixTree):
     def log_probability_of(self, logp_BT: Float[Tensor, "B T"]) -> Float[Tensor, " Y"]:
         """The same from the log-probability of every token on each path."""
         return logp_BT.sum(1) + self.roots.log()[self.context_of_response]
-
-
-__all__ = ["Forest"]

@@ -23,6 +23,9 @@ from theory.objectives import Objective
 MAX_GROUPS = 200_000
 """More count vectors than this are sampled instead of enumerated."""
 
+NUM_DRAWS = 20_000
+"""Groups that are drawn then."""
+
 
 @dataclass(frozen=True)
 class Classes:
@@ -99,12 +102,10 @@ class Moments:
     num_draws: int | None = None
 
 
-def moments(
-    objective: Objective, G: int, of: Classes, generator: torch.Generator | None = None, num_draws: int = 20_000
-) -> Moments:
+def moments(objective: Objective, G: int, of: Classes, generator: torch.Generator | None = None) -> Moments:
     """The moments of groups of G responses under this objective's advantage and denominator.
 
-    Exact where at most MAX_GROUPS count vectors exist; otherwise over `num_draws` groups drawn with `generator`.
+    Exact where at most MAX_GROUPS count vectors exist; otherwise over NUM_DRAWS groups drawn with `generator`.
     Raises ValueError where a generator is needed and none is given.
     """
     C = len(of)
@@ -119,11 +120,10 @@ def moments(
             f"to enumerate (at most {MAX_GROUPS:,})"
         )
     # One draw of all members, cut into groups: they are independent.
-    draws_MG = torch.multinomial(of.probability_C, num_draws * G, replacement=True, generator=generator)
-    counts_MC = torch.nn.functional.one_hot(draws_MG.view(num_draws, G), C).sum(1)
-    weight_M = torch.full((num_draws,), 1 / num_draws, dtype=torch.float64)
-    exact = _from_counts(objective, of, counts_MC, weight_M)
-    return replace(exact, num_draws=num_draws)
+    draws_MG = torch.multinomial(of.probability_C, NUM_DRAWS * G, replacement=True, generator=generator)
+    counts_MC = torch.nn.functional.one_hot(draws_MG.view(NUM_DRAWS, G), C).sum(1)
+    weight_M = torch.full((NUM_DRAWS,), 1 / NUM_DRAWS, dtype=torch.float64)
+    return replace(_from_counts(objective, of, counts_MC, weight_M), num_draws=NUM_DRAWS)
 
 
 def _from_counts(objective: Objective, of: Classes, counts_MC: Tensor, weight_M: Tensor) -> Moments:
@@ -181,6 +181,3 @@ def _log_multinomial(counts_MC: Tensor, probability_C: Tensor) -> Tensor:
     # 0 log 0 is 0: a class of probability 0 adds nothing where it does not occur, and -inf where it does.
     terms_MC = torch.special.xlogy(n_MC, probability_C) - torch.lgamma(n_MC + 1)
     return torch.lgamma(n_MC[0].sum() + 1) + terms_MC.sum(1)
-
-
-__all__ = ["MAX_GROUPS", "Classes", "Group", "Moments", "classes", "moments"]

@@ -76,9 +76,9 @@ def scale_at(distance: Callable[[float], float], target: float, largest: float =
 # ---- rewards, one number per response --------------------------------------------------------------------------------
 
 
-def sparse(tree: PrefixTree, generator: torch.Generator, share: float = 0.25) -> Float[Tensor, " Y"]:
-    """1 on a random `share` of all responses, else 0: the effect of a token depends on all others."""
-    return (torch.rand(tree.num_responses, generator=generator, dtype=torch.float64) < share).double()
+def sparse(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
+    """1 on a random quarter of all responses, else 0: the effect of a token depends on all others."""
+    return (torch.rand(tree.num_responses, generator=generator, dtype=torch.float64) < 0.25).double()
 
 
 def single(tree: PrefixTree, generator: torch.Generator) -> Float[Tensor, " Y"]:
@@ -143,7 +143,3 @@ REWARDS: dict[str, Callable[[PrefixTree, torch.Generator], Tensor]] = {
     "sum_modulo": sum_modulo,
 }
 """The shapes of reward by name."""
-
-__all__ = [
-    "REWARDS", "disturbed", "expected_length", "logit_noise", "scale_at", "sequence_kl", "token_kl",
-]  # fmt: skip

@@ -118,6 +118,3 @@ class NetworkPolicy:
             outer = (h_BTH @ h_BTH.mT + 1) * (r_BTV @ r_BTV.mT)
             norms.append((outer + (x_BTF @ x_BTF.mT + 1) * (d_BTH @ d_BTH.mT)).sum((1, 2)))
         return torch.cat(norms)
-
-
-__all__ = ["NetworkPolicy", "node_features", "placed"]

@@ -176,6 +176,3 @@ def _centre(update: Update, weight_Y: Float[Tensor, " Y"]) -> Float[Tensor, "B T
     return torch.where(
         on, batch.probability_Y[:, None] * mean_N[node_BT] * update.combined(ones_sY1, update.summed), 0.0
     )
-
-
-__all__ = ["draw", "variance"]

@@ -223,6 +223,3 @@ class JacobianPolicy:
                 total_BQ += coefficients_BT[rows, t, None].to(J) * edge_BQ
             norms.append(total_BQ.double().square().sum(1))
         return torch.cat(norms)
-
-
-__all__ = ["FEATURES", "Features", "JacobianPolicy", "LinearPolicy", "TabularPolicy", "TreePolicy", "bigram", "counts"]

@@ -72,6 +72,3 @@ def true_gradient(problem: Problem) -> Float[Tensor, " Q"]:
         tree.scatter(edges, each_B1.expand(-1, tree.max_length), paths)
     # The target's, also where another policy is `trained`: the bias of replayed routes is measured against it.
     return problem.target.pullback(edges)
-
-
-__all__ = ["Problem", "expected_reward", "require_rewards", "true_gradient", "value"]

@@ -137,6 +137,3 @@ def measure(
         slopes = [slope(scales, [gap(mu, d, eps, reward) for eps in scales]) for mu, d, reward in policies]
         rates.append(rate(name, predicted, slopes))
     return rates
-
-
-__all__ = ["RATES", "SCALES", "Rate", "measure", "rate", "reinforce", "slope"]

@@ -108,8 +108,3 @@ def log_mean(
 def at_nodes(tree: PrefixTree, values: Sequence[Float[Tensor, " _n"]], paths: Paths) -> Float[Tensor, "B T"]:
     """The value of each node on each path; 0 after the end."""
     return tree.gather([value_n[:, None].expand(-1, tree.num_tokens) for value_n in values], paths)
-
-
-__all__ = [
-    "at_nodes", "baselines", "log_mean", "require_group", "require_routers", "within_budget",
-]  # fmt: skip

@@ -212,6 +212,3 @@ def _runge_kutta(step: Tensor, time: float, a: Tensor, slope: Callable[[Tensor],
     d = slope(step + time * c)
     # In place, as the caller holds this tensor.
     step += time / 6 * (a + 2 * b + 2 * c + d)
-
-
-__all__ = ["OPTIMIZERS", "Settings", "train"]

@@ -125,6 +125,3 @@ def observe(
         "variance": variance(updates) if has_variance and not is_centred else math.nan,
         "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
     }
-
-
-__all__ = ["COLUMNS", "ExactTask", "Trajectory", "mean_entropy", "observe"]

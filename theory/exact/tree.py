@@ -205,6 +205,3 @@ class PrefixTree:
     def log_probabilities(self, logp: Sequence[Float[Tensor, "_n V"]]) -> Float[Tensor, " Y"]:
         """log-probability of every response under conditionals `logp`; they sum to 1 in probability."""
         return torch.cat([self.gather(logp, paths).sum(1) for _, paths in self.chunks()])
-
-
-__all__ = ["MAX_RESPONSES", "Paths", "PrefixTree"]

@@ -82,5 +82,3 @@ token_mean = Aggregation("token_mean", "(1/#tokens) sum_i sum_t {term}", _token_
 """One mean over all tokens of the mini-batch: long responses weigh more (DAPO; CISPO in MiniRL App. A, per group)."""
 
 AGGREGATIONS: dict[str, Aggregation] = {a.name: a for a in (token_sum, length_norm, token_mean)}
-
-__all__ = ["AGGREGATIONS", "Aggregation", "Totals", "count", "length_norm", "token_mean", "token_sum"]

@@ -95,6 +95,3 @@ TAILS = (SMALLEST_TAIL, SMALLEST_TAIL, 0.0)
 def _tail(logp_BTK: Float[Tensor, "B T K"], least: float) -> Float[Tensor, "B T 1"]:
     """log of the probability of all other tokens, which counts as at least `least`."""
     return (1 - logp_BTK.exp().sum(-1, keepdim=True)).clamp(min=least).log()
-
-
-__all__ = ["CENTERINGS", "WHOLE_VOCABULARY", "Top", "centering_term"]

@@ -226,6 +226,3 @@ class Composition:
         if self.centering != "none":
             parts["centering"] = f"-sum_v mu(v) c(v) log pi(v), c = d term / d log pi; {self._centred_on}"
         return "\n".join([self.name, *(f"  {part:<13} {text}" for part, text in parts.items())])
-
-
-__all__ = ["Composition"]

@@ -127,6 +127,3 @@ def linear(coefficient_BT: Float[Tensor, "*BT"], x_BT: Float[Tensor, "*BT"]) -> 
     """c x with the gradient c in x, for a constant c: 0 log 0 is 0, and an infinite value may have a finite c."""
     # Plain c * x is nan in value for 0 * -inf, and in the gradient where a gradient of 0 meets an infinite c.
     return sloped(times(coefficient_BT, x_BT.detach()), coefficient_BT, x_BT)
-
-
-__all__ = ["Factor", "linear", "log_ratio", "or_zero", "pick", "scaled_exp", "sloped", "times", "wide"]

@@ -47,6 +47,3 @@ def kl_pi_ref(
         return divergences.k3(logp_ref_BT, logp_pi_BT.detach()) + (k2_BT - k2_BT.detach())
     # Estimators take (q, p): p = pi is the policy that the token stands for, q = ref.
     return divergences.ESTIMATORS[estimator](logp_ref_BT, logp_pi_BT)
-
-
-__all__ = ["ESTIMATORS", "kl_pi_ref"]

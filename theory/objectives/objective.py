@@ -70,8 +70,10 @@ class Objective(Composition):
         Raises ValueError on shapes that differ, and where a KL coefficient has no `logp_ref_BT`, a router-shift floor
         no `router_shift_BT`, or centering no `top` (`full`: no complete one).
         """
-        beside = logp_ref_BT, router_shift_BT, advantages_BT
-        _require_shapes(logp_pi_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, *beside)
+        _require_shapes(
+            logp_pi_BT, advantages_B, logp_old_BT=logp_old_BT, logp_mu_BT=logp_mu_BT, is_response_BT=is_response_BT,
+            logp_ref_BT=logp_ref_BT, router_shift_BT=router_shift_BT, advantages_BT=advantages_BT,
+        )  # fmt: skip
         if self.kl_coefficient > 0 and logp_ref_BT is None:
             raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
         self._require_advantages(advantages_BT)
@@ -99,7 +101,8 @@ class Objective(Composition):
             term_BT = term_BT + self.centering_of(top, kept_BT, advantages_B1)
 
         metrics = {}
-        if has_metrics:
+        # A mean over no token is no data.
+        if has_metrics and is_response_BT.any():
             everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
             metrics |= self._metrics(everything, advantages_B1, log_gamma_BT)
             truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
@@ -218,7 +221,7 @@ class Objective(Composition):
     @torch.no_grad()
     def _metrics(self, tokens: Tokens, advantages_B1: Tensor, log_gamma_BT: Tensor | float) -> dict[str, Tensor]:
         is_response_BT = tokens.is_response_BT
-        if not self.ratio.symbol or not is_response_BT.any():
+        if not self.ratio.symbol:
             return {}
         ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
         # Products over a long response may be infinite where the bounded term, and so the update, is not.
@@ -238,8 +241,6 @@ class Objective(Composition):
     def _correction_metrics(
         self, weight_BT: Tensor, truncated_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
     ) -> dict[str, Tensor]:
-        if not is_response_BT.any():
-            return {}
         truncated_BT = truncated_BT & kept_BT
         rejected_BT = is_response_BT & ~kept_BT
         return {
@@ -251,8 +252,6 @@ class Objective(Composition):
 
     @torch.no_grad()
     def _kl_metrics(self, tokens: Tokens, logp_ref_BT: Tensor) -> dict[str, Tensor]:
-        if not tokens.is_response_BT.any():
-            return {}
         penalty_BT = kl_pi_ref(tokens.logp_pi_BT, logp_ref_BT, self.kl_estimator, tokens.logp_mu_BT)
         return {"actor/kl_penalty": masked_mean(penalty_BT, tokens.is_response_BT)}
 
@@ -262,23 +261,11 @@ def _on(mask_BT: Tensor, x_BT: Tensor) -> Tensor:
     return torch.where(mask_BT, x_BT, 0.0)
 
 
-def _require_shapes(
-    logp_pi_BT: Tensor,
-    logp_old_BT: Tensor,
-    logp_mu_BT: Tensor,
-    advantages_B: Tensor,
-    is_response_BT: Tensor,
-    logp_ref_BT: Tensor | None,
-    router_shift_BT: Tensor | None = None,
-    advantages_BT: Tensor | None = None,
-) -> None:
+def _require_shapes(logp_pi_BT: Tensor, advantages_B: Tensor, **others_BT: Tensor | None) -> None:
     shape = tuple(logp_pi_BT.shape)
-    tensors = {"logp_old_BT": logp_old_BT, "logp_mu_BT": logp_mu_BT, "is_response_BT": is_response_BT}
-    beside = {"logp_ref_BT": logp_ref_BT, "router_shift_BT": router_shift_BT, "advantages_BT": advantages_BT}
-    tensors |= {name: tensor for name, tensor in beside.items() if tensor is not None}
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected the shape of logp_pi_BT, {shape}, got {tuple(tensor.shape)}")
+    for name, x_BT in others_BT.items():
+        if x_BT is not None and tuple(x_BT.shape) != shape:
+            raise ValueError(f"{name}: expected the shape of logp_pi_BT, {shape}, got {tuple(x_BT.shape)}")
     if tuple(advantages_B.shape) != shape[:1]:
         raise ValueError(f"advantages_B: expected shape {shape[:1]}, got {tuple(advantages_B.shape)}")
 
@@ -302,6 +289,3 @@ def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str,
         else:
             metrics[name] = sum(n * m[name].item() for n, m in parts) / count
     return metrics
-
-
-__all__ = ["Objective", "ObjectiveOutput", "combine_metrics"]

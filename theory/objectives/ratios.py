@@ -107,8 +107,3 @@ RATIOS: dict[str, Ratio] = {
     r.name: r
     for r in (none, token, sequence_geometric, sequence_geometric_token, sequence_product, prefix_product_token)
 }
-
-__all__ = [
-    "RATIOS", "Ratio", "none", "prefix_product_token", "sequence_geometric", "sequence_geometric_token",
-    "sequence_product", "token",
-]  # fmt: skip

@@ -36,6 +36,3 @@ def log_router_ratio(
     """log gamma in nats, in [log floor, 0], a constant; 0 off the mask. `router_shift_BT` is Delta, at least 0."""
     shift_BT = torch.where(is_response_BT, wide(router_shift_BT.detach()), 0.0)
     return (-shift_BT).clamp(min=math.log(floor))
-
-
-__all__ = ["RATIOS", "REGIONS", "log_router_ratio"]

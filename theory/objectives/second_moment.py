@@ -64,6 +64,3 @@ def _before(x_n: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The sum of all that comes before each, in order."""
     # Not a cumulative sum less its own term: inf - inf is nan, and 1e18 - 1e18 has lost all that came before.
     return torch.cat([torch.zeros_like(x_n[:1]), x_n.cumsum(0)[:-1]])
-
-
-__all__ = ["Budget", "clip_level"]

@@ -66,6 +66,3 @@ def log_mean_weight(
         return 0.0
     # In logarithms, as a single weight may overflow.
     return float((log_N + count_N.log()).logsumexp(0) - count_N.sum().log())
-
-
-__all__ = ["log_mean_weight", "token_weights"]

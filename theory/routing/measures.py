@@ -175,18 +175,6 @@ def router_disagreement_by_layer(record_a: RoutingRecord, record_b: RoutingRecor
     return {n: share for n, share in zip(record_a.layer_numbers, shares_L.tolist(), strict=True) if share == share}
 
 
-def is_noop(replayed: RoutingRecord, natural: RoutingRecord, discrepancy: float) -> bool:
-    """Whether replay changed no route although the engines disagree: then it was probably not plugged in.
-
-    `replayed` is the record given to replay, `natural` the choice of the live logits, `discrepancy` a
-    non-negative measure of disagreement between the two passes (mean |log mu - log old| in nats). True where every
-    recorded route is the natural one and the discrepancy is above 0; with bit-equal engines replay may change nothing.
-    """
-    if not discrepancy >= 0:
-        raise ValueError(f"expected a discrepancy of at least 0, got {discrepancy}")
-    return discrepancy > 0 and router_disagreement(replayed, natural) == 0
-
-
 def token_disagreement(record_a: RoutingRecord, record_b: RoutingRecord) -> float:
     """The share of rows whose sets differ at one layer or more, in [0, 1] (R3 sec. 3.2)."""
     return _mean(_token_counts(record_a, record_b)[1] > 0)

@@ -22,25 +22,22 @@ def pack_record(
     layer_numbers: Sequence[int],
     num_experts: int,
     *,
-    moe_layer_numbers: Sequence[int] | None = None,
     num_decoder_layers: int | None = None,
 ) -> RoutingRecord:
     """The record of engine payloads, one (rows, L, K) integer tensor per response of `num_tokens[b]` tokens.
 
-    `layer_numbers` names the payload's L columns; `moe_layer_numbers` the ones to keep (default: all of them). A
-    payload of `num_decoder_layers` columns is over all decoder layers and is cut to the kept ones. Exactly one row
-    too many (an engine that ran the last token) is dropped with a warning; any other number of rows than S - 1 is
-    an error: a caller that lost rows must mark them by -1. A layer whose recorded ids are all 0 looks like an
-    unfilled buffer: an error, or a warning where K = 1, where every row may have chosen expert 0. Slots are sorted
-    into ascending order.
+    `layer_numbers` names the payload's L columns. A payload of `num_decoder_layers` columns is over all decoder layers
+    and is cut to those. Exactly one row too many (an engine that ran the last token) is dropped with a warning; any
+    other number of rows than S - 1 is an error: a caller that lost rows must mark them by -1. A layer whose recorded
+    ids are all 0 looks like an unfilled buffer: an error, or a warning where K = 1, where every row may have chosen
+    expert 0. Slots are sorted into ascending order.
     """
     if len(rows_per_response) != len(num_tokens) or not rows_per_response:
         raise ValueError(
             f"expected a payload for each of {len(num_tokens)} responses, got {len(rows_per_response)} payloads"
         )
-    # Sorted for the check alone: columns come in any order, and `_columns` finds them by name.
-    check_layer_numbers(sorted(layer_numbers))
-    kept = tuple(sorted(layer_numbers if moe_layer_numbers is None else moe_layer_numbers))
+    # Columns come in any order, and `_columns` finds them by name.
+    kept = tuple(sorted(layer_numbers))
     check_layer_numbers(kept)
     payloads = _drop_trailing_rows(rows_per_response, num_tokens)
     K = payloads[0].shape[2]
@@ -85,8 +82,6 @@ def _columns(
         names: Sequence[int] = layer_numbers
     elif num_decoder_layers == L:
         names = range(L)
-    elif len(kept) == L:
-        names = kept
     else:
         depth = "" if num_decoder_layers is None else f", or all {num_decoder_layers} decoder layers"
         raise ValueError(f"response {b}: expected {len(layer_numbers)} layers {list(layer_numbers)}{depth}, got {L}")

@@ -54,7 +54,7 @@ class PredictorSettings:
     def __post_init__(self) -> None:
         require_ranges(self)
         if self.loss not in LOSSES:
-            raise ValueError(f"expected loss to be one of {sorted(LOSSES)}, got {self.loss!r}")
+            raise ValueError(f"expected loss to be one of {list(LOSSES)}, got {self.loss!r}")
 
 
 def predictive_logits(
@@ -66,29 +66,7 @@ def predictive_logits(
     return logits_old.to(wide) + hidden_old.to(wide) @ W_p.to(hidden_old.device, wide)
 
 
-def kl_loss(
-    logits_pi_FLE: Float[Tensor, "F L E"], features: RouterFeatures, predictor: Mapping[int, Float[Tensor, "D E"]]
-) -> Float[Tensor, ""]:
-    """L_Pr2 = sum_l mean_t KL(softmax(p_pi) || softmax(p_old + h_old W_p)) in nats, at least 0 (Pr2 Eq. 8).
-
-    Gradients reach W_p alone: the logits of pi are the teacher, and the features are data. Convex in W_p. The value is
-    in float64, from logits in W_p's type.
-    Raises ValueError where rows or layers differ, where a layer has no W_p, and where there are no rows.
-    """
-    return _kl(*_pair(logits_pi_FLE, features, predictor, _kl_pair)[1:])
-
-
-def delta_loss(
-    logits_pi_FLE: Float[Tensor, "F L E"], features: RouterFeatures, predictor: Mapping[int, Float[Tensor, "D E"]]
-) -> Float[Tensor, ""]:
-    """sum_l mean_t KL(softmax(p_pi - p_old) || softmax(h_old W_p)) in nats, at least 0 (Pr2 App. G).
-
-    Gradients and errors as for `kl_loss`; the same minimiser where the drift of the logits is linear in h_old.
-    """
-    return _kl(*_pair(logits_pi_FLE, features, predictor, _delta_pair)[1:])
-
-
-LOSSES: dict[str, Callable[..., Tensor]] = {"kl": kl_loss, "delta": delta_loss}
+LOSSES = ("delta", "kl")
 
 
 def loss_and_gradients(
@@ -98,12 +76,18 @@ def loss_and_gradients(
     predictor: Mapping[int, Float[Tensor, "D E"]],
     weight_F: Float[Tensor, " F"] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "L D E"]]:
-    """One of LOSSES, and its gradient by each layer's W_p: dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)).
+    """The loss, nats, at least 0, and its gradient by each layer's W_p.
 
-    It holds for both losses, as W_p enters only the guess, linearly. `weight_F` sums to 1 and makes the mean over rows
-    an expectation. Errors as for `kl_loss`.
+        kl:     L_Pr2 = sum_l mean_t KL(softmax(p_pi) || softmax(p_old + h_old W_p))    (Pr2 Eq. 8)
+        delta:  sum_l mean_t KL(softmax(p_pi - p_old) || softmax(h_old W_p))            (Pr2 App. G)
+
+    Both are convex in W_p, with one minimiser where the drift of the logits is linear in h_old. W_p enters the guess
+    alone, linearly, so that dL/dW_l = mean_t h_t (softmax(guess_t) - softmax(target_t)) for both. Differentiated, the
+    loss reaches W_p alone: the logits of pi are the teacher, and the features are data. The value is in float64, from
+    logits in W_p's type. `weight_F` sums to 1 and makes the mean over rows an expectation.
+    Raises ValueError where rows or layers differ, where a layer has no W_p, and where there are no rows.
     """
-    hidden_FLD, target_FLE, guess_FLE = _pair(logits_pi_FLE, features, predictor, _PAIRS[loss])
+    hidden_FLD, target_FLE, guess_FLE = _target_and_guess(loss, logits_pi_FLE, features, predictor)
     residual_FLE = guess_FLE.log_softmax(dim=-1).exp() - target_FLE.log_softmax(dim=-1).exp()
     residual_FLE = residual_FLE / len(features.rows) if weight_F is None else residual_FLE * weight_F[:, None, None]
     # (r^T h)^T takes half the time of h^T r. Contiguous, as the fused AdamW reads memory without regard to strides.
@@ -111,23 +95,8 @@ def loss_and_gradients(
     return _kl(target_FLE, guess_FLE, weight_F), gradient_LED.transpose(1, 2).contiguous()
 
 
-def _kl_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
-    return pi_FLE, old_FLE + bias_FLE
-
-
-def _delta_pair(pi_FLE: Tensor, old_FLE: Tensor, bias_FLE: Tensor) -> tuple[Tensor, Tensor]:
-    return pi_FLE - old_FLE, bias_FLE
-
-
-_PAIRS = {"kl": _kl_pair, "delta": _delta_pair}
-"""Each loss's (target, guess), as logits."""
-
-
-def _pair(
-    logits_pi_FLE: Tensor,
-    features: RouterFeatures,
-    predictor: Mapping[int, Tensor],
-    pair: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+def _target_and_guess(
+    loss: str, logits_pi_FLE: Tensor, features: RouterFeatures, predictor: Mapping[int, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The routers' inputs, and the logits of target and guess, all in W_p's type."""
     if logits_pi_FLE.shape != features.logits.shape:
@@ -141,8 +110,8 @@ def _pair(
         raise ValueError(f"expected a predictor for layers {list(features.layer_numbers)}, got {sorted(predictor)}")
     W_LDE = torch.stack([predictor[number] for number in features.layer_numbers])
     pi, old, hidden = (x.detach().to(W_LDE) for x in (logits_pi_FLE, features.logits, features.hidden))
-    target, guess = pair(pi, old, layer_products(hidden, W_LDE))
-    return hidden, target, guess
+    bias = layer_products(hidden, W_LDE)
+    return (hidden, pi, old + bias) if loss == "kl" else (hidden, pi - old, bias)
 
 
 def _kl(target_FLE: Tensor, guess_FLE: Tensor, weight_F: Tensor | None = None) -> Tensor:
@@ -154,9 +123,7 @@ def _kl(target_FLE: Tensor, guess_FLE: Tensor, weight_F: Tensor | None = None) -
 
 
 def fold(
-    named_tensors: Iterable[tuple[str, Tensor]],
-    predictor: Mapping[int, Float[Tensor, "D E"]],
-    gate_name: str = "model.layers.{}.mlp.gate.weight",
+    named_tensors: Iterable[tuple[str, Tensor]], predictor: Mapping[int, Float[Tensor, "D E"]]
 ) -> Iterator[tuple[str, Tensor]]:
     """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T.
 
@@ -164,7 +131,7 @@ def fold(
     it (Pr2 Eq. 4-6, App. C.2), with no change to the model. The sum is taken in W_p's type and returned in the gate's.
     Raises ValueError for a gate of another shape, and, once exhausted, for a layer whose gate never came.
     """
-    waiting = {gate_name.format(number): number for number in predictor}
+    waiting = {f"model.layers.{number}.mlp.gate.weight": number for number in predictor}
     for name, tensor in named_tensors:
         if name not in waiting:
             yield name, tensor
@@ -224,7 +191,6 @@ class PredictorTrainer:
         """One AdamW step; `reduce` averages the gradients in place over data-parallel ranks before it.
 
         `weight_F` weighs the rows, where they are not drawn but listed with their probabilities.
-
         Returns predictor/loss (nats, before the step, on this rank's rows) and predictor/weight_norm (Frobenius norm
         over all layers, after it).
         """
@@ -236,7 +202,7 @@ class PredictorTrainer:
             )
         for number, gradient_DE in zip(features_old.layer_numbers, gradient_LDE, strict=True):
             self.parameters[number].grad = gradient_DE
-        # Every parameter has a gradient by now (`_log_pair` requires it), so that all ranks reduce the same tensors.
+        # Every parameter has a gradient by now (`_target_and_guess`), so that all ranks reduce the same tensors.
         if reduce is not None:
             reduce([parameter.grad for parameter in parameters if parameter.grad is not None])
         for group in self.optimizer.param_groups:

@@ -141,7 +141,7 @@ class RoutingRecord:
     @property
     def nbytes(self) -> int:
         """The bytes of the ids."""
-        return self.experts.numel() * self.experts.element_size()
+        return self.experts.nbytes
 
     def layer(self, number: int) -> Int[Tensor, "R K"]:
         """All rows at the layer whose router has this number."""
@@ -256,7 +256,9 @@ class RoutingRecord:
         # -1 marks the places still to fill: parts come from whole passes, whose rows are never missing.
         out_RLK = self.experts.new_full((int(offsets[-1]), len(layers), self.num_slots), MISSING)
         for record, indices, start in parts:
-            where = _places(record, indices, start, offsets, layers)
+            firsts_b = offsets[torch.tensor(list(indices), dtype=torch.int64)] + start
+            rows_R = ranges(firsts_b, record.offsets.diff().cpu())
+            where = (rows_R[:, None], torch.tensor([layers.index(n) for n in record.layer_numbers]))
             if bool((out_RLK[where] != MISSING).any()):
                 raise ValueError(f"expected each row from one rank, got some of responses {tuple(indices)} twice")
             out_RLK[where] = record.experts
@@ -286,15 +288,6 @@ class RoutingRecord:
             raise ValueError(f"expected (layers, slots, experts) {self._signature}, got {other._signature}")
         if self.num_rows_B != other.num_rows_B:
             raise ValueError(f"expected {self.num_rows_B} rows per response, got {other.num_rows_B}")
-
-
-def _places(
-    record: RoutingRecord, indices: Sequence[int], start: int, offsets: Int[Tensor, " B_plus_1"], layers: Sequence[int]
-) -> tuple[Int[Tensor, "R 1"], Int[Tensor, " L"]]:
-    """The packed rows and the columns, of a record with these offsets and layers, that a part's ids stand at."""
-    firsts_b = offsets[torch.tensor(list(indices), dtype=torch.int64)] + start
-    rows_R = ranges(firsts_b, record.offsets.diff().cpu())
-    return rows_R[:, None], torch.tensor([layers.index(n) for n in record.layer_numbers])
 
 
 def check_layer_numbers(numbers: Sequence[int]) -> None:

@@ -41,6 +41,3 @@ def _distance(logp_pi_FLK: Float[Tensor, "F L K"], logp_old_FLK: Float[Tensor, "
     """Mean over experts of abs(log p_pi - log p_old)."""
     # The magnitude before the mean, so that experts that gain and lose do not cancel.
     return (logp_pi_FLK - logp_old_FLK).abs().mean(2, keepdim=True)
-
-
-__all__ = ["router_shift"]

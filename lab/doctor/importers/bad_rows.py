@@ -77,6 +77,3 @@ def each(placed: Iterable[Read], read: Callable[[Row, str], Iterable[Row]]) -> I
             yield Bad(str(error)), place
             continue
         yield from ((row, place) for row in made)
-
-
-__all__ = ["Bad", "BadRows", "BadRowCollector", "Read", "each"]

@@ -86,10 +86,10 @@ def load_steps(steps: Sequence[StepFiles], columns: Mapping[str, str] | None = N
             trace = _apart(trace, num_responses)
         num_responses += len(trace)
         # The number in the file's name: several formats have no column for the step, and their rows would all say 0.
-        yield replace(first, trace=replace(trace, step=step.number), caveat=" ".join([first.caveat, *left_out]).strip())
+        yield replace(first, trace=replace(trace, step=step.number), left_out=left_out)
 
 
-def _of_ranks(step: StepFiles, columns: Mapping[str, str] | None) -> tuple[dict[int, Dump], list[str]]:
+def _of_ranks(step: StepFiles, columns: Mapping[str, str] | None) -> tuple[dict[int, Dump], tuple[str, ...]]:
     """The dumps of a step by rank that are needed, and a sentence for each kind of file that is left out.
 
     Raises as `load_dump` does; files without old only if the step has no other.
@@ -113,12 +113,12 @@ def _of_ranks(step: StepFiles, columns: Mapping[str, str] | None) -> tuple[dict[
         (num_repeated, "repeat", "the rows of another, as tensor-parallel ranks do"),
         (len(without), "lack", "log-probabilities of old, as ranks before the last pipeline stage do"),
     )
-    return dumps, [_left_out(step, num, verb, rest) for num, verb, rest in told if num]
+    return dumps, tuple(_left_out(num, len(step.files), verb, rest) for num, verb, rest in told if num)
 
 
-def _left_out(step: StepFiles, num: int, verb: str, rest: str) -> str:
+def _left_out(num: int, of: int, verb: str, rest: str) -> str:
     s, are = ("", "are") if num > 1 else ("s", "is")
-    return f"{num} of {len(step.files)} files of step {step.number} {verb}{s} {rest}, and {are} left out."
+    return f"{num} of a step's {of} files {verb}{s} {rest}, and {are} left out."
 
 
 def _is_same(one: Trace, other: Trace) -> bool:

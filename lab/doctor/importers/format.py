@@ -64,6 +64,8 @@ class Dump:
     """Whether pi takes the place of old."""
     has_tokens: bool = True
     """Whether tokens are ids; if not, they are numbers that start at 0 in every file."""
+    left_out: tuple[str, ...] = ()
+    """A sentence for each kind of file of the step that is left out."""
 
 
 class NoOldError(ValueError):

@@ -124,7 +124,9 @@ def _column(data: Mapping[str, Any], name: str) -> list[Any]:
 
 
 FORMAT = Format(
-    steps=(r"([^/]*\D)?(?P<step>\d+)_(?P<part>\d+)\.pt", r"([^/]*\D)?(?P<step>\d+)\.pt"),
+    # First the folder of `--dump-details` that has both sides: the other one's files have the same names.
+    steps=tuple(f"{folder}{name}" for folder in ("train_data/", r"([^/]*\D)?")
+                for name in (r"(?P<step>\d+)_(?P<part>\d+)\.pt", r"(?P<step>\d+)\.pt")),
     name="slime, miles",
     files=".pt of --save-debug-train-data, for miles a file per rank (--save-debug-rollout-data has mu alone)",
     has="tokens, mu, mu's experts, rewards, old (for miles with --get-mismatch-metrics)",

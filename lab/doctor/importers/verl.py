@@ -9,8 +9,8 @@ log-probabilities, so they say nothing about the engines. A hook adds the traine
   on the right, with an `attention_mask`; `reward_extra_infos_to_dump` takes them into the dump.
 
 Both need `actor_rollout_ref.rollout.calculate_log_probs=True` for `rollout_log_probs`, and have `routed_experts` if R3
-is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, without entropies, and the dump is
-refused.
+is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the dump is refused unless
+its tokens alone show a fault.
 Both sides' log-probabilities are at the sampling temperature.
 
 `routed_experts` has a row per token; where the engine recorded none verl leaves zeros (`agent_loop.py`): padding, and
@@ -24,11 +24,16 @@ from typing import Any
 
 import pydantic
 
+from lab.doctor.diagnosis import diagnose
 from lab.doctor.importers import rows
 from lab.doctor.importers.format import Format, Row
 from lab.traces import Trace
 
 NAMES = ("prompts", "responses", "response_mask", "rollout_log_probs", "old_log_probs")
+COPIED = (
+    "old_log_probs are rollout_log_probs to the bit, as in bypass mode: faults of the tokens show, but no gap of the "
+    "engines."
+)
 NO_MU = "set actor_rollout_ref.rollout.calculate_log_probs=True"
 
 
@@ -48,13 +53,17 @@ def _read(raw: Row, place: str) -> Iterator[Row]:
 
 
 def _caveat(trace: Trace) -> str:
-    # Equal to the bit, as a copy is. Entropies are the old pass's: where there are some, it ran, and mu is exact.
-    if trace.entropy_old is None and trace.logp_mu.equal(trace.logp_old):
-        raise ValueError(
-            "old_log_probs: expected those of an old pass, got rollout_log_probs everywhere: no old pass ran: set "
-            "algorithm.rollout_correction.bypass_mode=False for this step"
-        )
-    return ""
+    # Equal to the bit, as a copy is; of an exact engine they differ on a tool's tokens, which mu does not score.
+    if not trace.logp_mu.equal(trace.logp_old):
+        return ""
+    # Entropies, of the old pass or of the training pass, still show tokens that are too likely.
+    if trace.entropy_old is not None and diagnose(trace).fault is not None:
+        return COPIED
+    if_set = "" if trace.entropy_old is None else "; if it is, both engines agree to the bit"
+    raise ValueError(
+        "old_log_probs: expected those of an old pass, got rollout_log_probs everywhere: no old pass ran: set "
+        f"algorithm.rollout_correction.bypass_mode=False for this step{if_set}"
+    )
 
 
 class VerlLine(pydantic.BaseModel):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lab.doctor.layers.modules import FACTOR, SHARE
 from lab.doctor.layers.reference import Precision, ReferenceModules, Routed
+from lab.doctor.view import View
 from lab.traces import Trace
 from theory.routing.record import RoutingRecord
 
@@ -94,8 +95,10 @@ def trace_routes(trace: Trace, side: str, reference: ReferenceModules, precision
     sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]
     exact, near = (one.routed(sequences, record) for one in (reference, reference.rounded(precision)))
     found = {} if record is None else {layer: _router(record, layer, exact, near) for layer in sorted(exact.scores)}
-    logp = trace.logp_mu if side == "mu" else trace.logp_old
-    tokens = _tokens(trace, logp, exact, near)
+    view = View.of(trace)
+    tokens = _tokens(
+        view.mu_n if side == "mu" else view.old_n, *(one.logp_R[view.row_n].double() for one in (exact, near))
+    )
     unseen = [layer for layer, one in found.items() if one is None]
     return RoutesFound([one for one in found.values() if one is not None], tokens, unseen)
 
@@ -121,14 +124,6 @@ def _router(record: RoutingRecord, layer: int, exact: Routed, near: Routed) -> R
     return RouterCheck(layer, differs, expected, over, band, len(s_RE))
 
 
-def response_rows(trace: Trace) -> Int[Tensor, " A"]:
-    """The row that predicts each token of the responses: row s predicts token s + 1 of its sequence."""
-    # Sequence b has S_b - 1 rows: its first row is b places before its first token.
-    starts = (trace.offsets[:-1] - torch.arange(len(trace)) + trace.num_prompt - 1).tolist()
-    counts = (trace.offsets.diff() - trace.num_prompt).tolist()
-    return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)])
-
-
 def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"]) -> Float[Tensor, " R"]:
     """Largest score of an unchosen expert - smallest of a chosen one; at most 0 for the scores' own top-k."""
     is_chosen = torch.zeros_like(scores_RE, dtype=torch.bool).scatter(1, experts_RK, True)
@@ -136,10 +131,8 @@ def over_margin(scores_RE: Float[Tensor, "R E"], experts_RK: Int[Tensor, "R K"])
     return best_other - scores_RE.masked_fill(~is_chosen, torch.inf).amin(1)
 
 
-def _tokens(trace: Trace, logp_A: Tensor, exact: Routed, near: Routed) -> TokensCheck:
-    """The check of the sampled tokens."""
-    rows, own = response_rows(trace)[trace.is_response], logp_A[trace.is_response].double()
-    wanted = exact.logp_R[rows].double()
-    band = max(torch.quantile((near.logp_R[rows].double() - wanted).abs(), 0.95).item(), FLOOR)
-    error = (own - wanted).abs().nan_to_num(torch.inf)  # nan is as far off as can be, and no comparison would count it
-    return TokensCheck(error.median().item(), band, (error > FACTOR * band).double().mean().item())
+def _tokens(own_n: Float[Tensor, " n"], exact_n: Float[Tensor, " n"], near_n: Float[Tensor, " n"]) -> TokensCheck:
+    """The check of the sampled tokens' log-probabilities against the exact and the rounded reference's."""
+    band = max(torch.quantile((near_n - exact_n).abs(), 0.95).item(), FLOOR)
+    error_n = (own_n - exact_n).abs().nan_to_num(torch.inf)  # nan is as far off as can be, and compares as less
+    return TokensCheck(error_n.median().item(), band, (error_n > FACTOR * band).double().mean().item())

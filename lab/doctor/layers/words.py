@@ -13,24 +13,19 @@ from lab.doctor.layers.routers import RoutesFound
 from lab.doctor.words import plain, share
 from lab.report.style import number
 
+NORM = "Compare this norm's weight and epsilon with the folder's, and check the residual additions before it."
 PARTS: Mapping[str, tuple[str, str]] = {
     "embed_tokens": (
         "the embedding",
         "Compare the embedding's rows with the folder's: padding of the vocabulary, tied weights, other tokens.",
     ),
-    "input_layernorm": (
-        "the norm before attention",
-        "Compare this norm's weight and epsilon with the folder's, and check the residual additions before it.",
-    ),
+    "input_layernorm": ("the norm before attention", NORM),
     "self_attn": (
         "attention",
         "Compare this layer's projections and its norms of queries and keys with the folder's tensors; then the "
         "rotary base, the scaling of positions, the cache's format and the mask.",
     ),
-    "post_attention_layernorm": (
-        "the norm before the MLP",
-        "Compare this norm's weight and epsilon with the folder's, and check the residual additions before it.",
-    ),
+    "post_attention_layernorm": ("the norm before the MLP", NORM),
     "mlp.gate": (
         "the router",
         "Compare the router's weight and selection bias with the folder's, and check the dtype it is computed in.",

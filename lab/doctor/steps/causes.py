@@ -76,30 +76,25 @@ STEPS_CAUSES: tuple[Cause, ...] = (
         "stopped", "weights that no longer arrive", lambda seen: float("stopped_since" in seen), _stopped_words,
         "Check the weight transfer of that step: a swallowed error, an engine restarted from a checkpoint, adapters "
         "that are never merged. Push once by hand, score the same batch again, and check that the gap vanishes.",
-        (),
     ),
     Cause(
         "behind", "weights that are some steps old", lambda seen: float("steps_behind" in seen), _behind_words,
         "If the lag is intended (asynchronous training), correct it by importance weights and log it; otherwise make "
         "sampling wait for the weight transfer.",
-        (),
     ),
     Cause(
         "one_engine", "one faulty engine among several", lambda seen: float("engine_group" in seen), _engine_words,
         "Compare that engine's (or rank's) weights, version and device with another's; restart it or take it out.",
-        (),
     ),
     Cause(
         "one_slot", "one faulty place in the batch", lambda seen: float("slot_group" in seen), _slot_words,
         "Check the engine at that place: a cached prefix of another request, padding, a block that is written twice. "
         "Sample the batch in another order and see whether the gap follows the place or the prompt.",
-        (),
     ),
     Cause(
         "partly", "weights that arrive in part", _partly, _partly_words,
         "Compare the engine's tensors with the trainer's one by one after a weight transfer, and list those still "
         "equal to the first checkpoint's: a group is skipped by name, by sharding, or as frozen.",
-        (),
     ),
 )  # fmt: skip
 """Every fault over steps, in the order in which their rules run."""

@@ -20,7 +20,7 @@ from lab.doctor.steps.arrival import Arrivals, Slope, Version
 from lab.doctor.steps.causes import GROWN, STEPS_CAUSES
 from lab.doctor.steps.places import GapGroup, Places, named
 from lab.doctor.steps.shape import FLOOR, Growth, growth
-from lab.doctor.undecided import UNDECIDED
+from lab.doctor.undecided import UNDECIDED, of_run
 from lab.doctor.view import View
 from lab.doctor.words import HARMLESS
 from lab.traces import Trace
@@ -137,12 +137,15 @@ class Course:
     @property
     def named(self) -> Cause:
         """The first fault that spans steps, or else the cause over the late steps, which may be *undecided*."""
-        return self.spanning[0] if self.spanning else self.joint.named[0]
+        if self.spanning:
+            return self.spanning[0]
+        first = self.joint.named[0]
+        return of_run(first) if first.name == UNDECIDED.name else first
 
     @property
     def before(self) -> Cause:
         """The cause over the early steps."""
-        return dominant(self.early, self._refuted)
+        return joint(self.early, self._refuted).named[0]
 
     @property
     def _refuted(self) -> frozenset[str]:
@@ -182,11 +185,6 @@ def joint(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Diagnosi
     """The diagnosis by pooled clues, which err less often than one step's; `refuted` causes have strength 0."""
     seen = pooled(steps)
     return Diagnosis(seen, weigh(seen, refuted))
-
-
-def dominant(steps: Sequence[StepRecord], refuted: Container[str] = ()) -> Cause:
-    """The first cause by pooled clues, or *undecided*."""
-    return joint(steps, refuted).named[0]
 
 
 class Watch:
@@ -239,6 +237,3 @@ class Watch:
     def num_shared(self) -> int:
         """Draws in memory that at least two steps share."""
         return self._arrivals.num_shared
-
-
-__all__ = ["BY_NAME", "FIGURES", "Course", "StepRecord", "Watch", "dominant", "pooled"]

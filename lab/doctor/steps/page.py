@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from lab.doctor.heat import HeatMap, heat_map
 from lab.doctor.routes import NOWHERE
 from lab.doctor.steps import words
 from lab.doctor.steps.course import BY_NAME, FIGURES, Course, StepRecord
+from lab.doctor.words import counted
 from lab.report.figures import Caption, Figure
 from lab.report.page import page
 from lab.report.style import PALETTE, number
@@ -30,24 +31,33 @@ class Ward:
     num_shared: int
     worst: Trace | None
     format: str
-    caveat: str = ""
+    notes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The reader's caveats, each with the numbers of its steps."""
     unused: tuple[str, ...] = ()
     is_pi: bool = False
 
     @property
     def about(self) -> dict[str, Any]:
         """The reader's notes for a program."""
-        return {"format": self.format, "caveat": self.caveat or None, "unused": list(self.unused), "is_pi": self.is_pi}
+        caveat = " ".join(self._caveats) or None
+        return {"format": self.format, "caveat": caveat, "unused": list(self.unused), "is_pi": self.is_pi}
+
+    @property
+    def _caveats(self) -> list[str]:
+        num_steps, out = len(self.course.steps), []
+        for note, at in self.notes.items():
+            where = f"Step {at[0]}" if len(at) == 1 else f"{len(at):,} steps, first step {at[0]}"
+            out.append(note if len(at) == num_steps else f"{where}: {note}")
+        return out
 
     def lines(self) -> list[str]:
         """The reader's notes in words."""
         steps = self.course.steps
-        num = sum(int(step.diagnosis.seen["num_tokens"]) for step in steps)
+        tokens = counted(sum(int(step.diagnosis.seen["num_tokens"]) for step in steps), "sampled token")
         side = ", with pi in place of old" if self.is_pi else ""
-        out = [f"Caveat: {self.caveat}"] if self.caveat else []
-        num_steps = "1 step" if len(steps) == 1 else f"{len(steps):,} steps"
-        out += [f"{num:,} sampled tokens of {num_steps}, read as {self.format}{side}."]
-        return [*out, f"Not used: {', '.join(self.unused)}."] if self.unused else out
+        read = f"{tokens} of {counted(len(steps), 'step')}, read as {self.format}{side}."
+        unused = [f"Not used: {', '.join(self.unused)}."] if self.unused else []
+        return [*(f"Caveat: {caveat}" for caveat in self._caveats), read, *unused]
 
 
 def render(ward: Ward) -> str:

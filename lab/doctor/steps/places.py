@@ -23,7 +23,7 @@ from lab.doctor.view import View
 from theory.streams import stream
 
 MOST_GROUPS = 4096
-"""Most groups; a grouping with more is skipped at that step."""
+"""Most groups of a step, each of which needs draws; a grouping with more is skipped there."""
 NUM_BINS = 12
 """Bins of the positions, and of the lengths, with equal numbers of tokens or responses."""
 
@@ -93,7 +93,8 @@ class Places:
 
     def __init__(self) -> None:
         self.edges: dict[str, tuple[int, ...]] = {}
-        self._sums: dict[str, dict[int, Float[Tensor, "two g"]]] = {name: {} for name in PLACES}
+        self._sums: dict[str, dict[int, tuple[Tensor, Float[Tensor, "two g"]]]] = {name: {} for name in PLACES}
+        """By place and step the groups' numbers in ascending order, and beside each its sum of k3 and its tokens."""
 
     def add(self, step: int, view: View) -> None:
         """Adds a step with finite log-probabilities; the first one sets the bins of positions and lengths."""
@@ -102,25 +103,33 @@ class Places:
             self.edges = {"position": _edges(view.position_n), "length": _edges(lengths_B)}
         for name, place in PLACES.items():
             group_n = place.group_of(view, self.edges.get(name, ()))
-            if group_n is None or int(group_n.max()) >= MOST_GROUPS:
+            if group_n is None:
                 continue
-            sums = torch.stack([torch.bincount(group_n, view.k3_n), torch.bincount(group_n).double()])
-            self._sums[name][step] = sums
+            # Packed, as an engine's number may be a port or a process id.
+            number_g, packed_n = group_n.unique(return_inverse=True)
+            if len(number_g) <= MOST_GROUPS:
+                sums = torch.stack([torch.bincount(packed_n, view.k3_n), torch.bincount(packed_n).double()])
+                self._sums[name][step] = number_g, sums
 
     def found(self, first: int) -> list[GapGroup]:
         """The groups with more than their share of the gap over the steps from `first` on."""
-        late = {name: [table for step, table in sums.items() if step >= first] for name, sums in self._sums.items()}
-        found = [self._found(name, tables) for name, tables in late.items()]
+        late = {name: [of for step, of in sums.items() if step >= first] for name, sums in self._sums.items()}
+        found = [self._found(name, sums) for name, sums in late.items()]
         return [one for one in found if one is not None]
 
-    def _found(self, name: str, sums: Sequence[Tensor]) -> GapGroup | None:
-        num = min((table.shape[1] for table in sums), default=0)
+    def _found(self, name: str, sums: Sequence[tuple[Tensor, Tensor]]) -> GapGroup | None:
         # Only groups present at every step: ranks among fewer groups are not comparable.
-        kept = [g for g in range(num) if all(table[1, g] > 0 for table in sums)]
+        kept = sorted(set.intersection(*(set(number_g.tolist()) for number_g, _ in sums))) if sums else []
+        if len(kept) < 2:
+            return None
         # A step without any gap has ties alone, and their order under argsort means nothing. Of an infinite gap the
         # others' part is inf - inf.
-        tables = [table[:, kept] for table in sums if 0 < float(table[0].sum()) < math.inf]
-        if len(kept) < 2 or not tables:
+        tables = [
+            table[:, torch.isin(number_g, torch.tensor(kept))]
+            for number_g, table in sums
+            if 0 < float(table[0].sum()) < math.inf
+        ]
+        if not tables:
             return None
         mean_tg = torch.stack([table[0] / table[1] for table in tables])
         # argsort of argsort gives ranks, from 0.
@@ -132,10 +141,11 @@ class Places:
         others_t = (total_t - own_t) / (count_t - own_count_t)
         # The median: one step with a very unlikely token cannot make a group reportable.
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
-        p = p_value(score_g[g], _null(len(tables), len(kept)))
-        if p >= LEVEL or times < PLACES[name].times:
+        # First, as the null distribution takes seconds.
+        if times < PLACES[name].times:
             return None
-        return GapGroup(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
+        p = p_value(score_g[g], _null(len(tables), len(kept)))
+        return None if p >= LEVEL else GapGroup(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
 
 
 @cache

@@ -1,8 +1,8 @@
 """The shape and the beginning of a series' change, by least squares, once the rank tests have found one.
 
-change_point.py rules out chance; its split is the clearest change of level, which lies after the beginning of a late
-slope. Here three shapes compete on y = log(max(value, FLOOR)): a line from the first step on, a jump between two
-levels, and a level followed by a slope. The smallest n log(rest / n) + k log n (BIC) wins, k the number of parameters.
+change_point.py rules out chance. Here three shapes compete on y = log(max(value, FLOOR)): a line from the first step
+on, a jump between two levels, and a level followed by a slope. The smallest n log(rest / n) + k log n (BIC) wins, k the
+number of parameters.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from sandbox.kernels.compiled import ops
+from sandbox.kernels.compiled import elementwise, ops
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import compiled_gate
 from sandbox.kernels.compiled.self_attention import self_attention
@@ -25,10 +25,10 @@ def set_threads(number: int) -> None:
 COMPILED = Kernels(
     name="compiled",
     linear=ops.linear,
-    rms_norm=ops.rms_norm,
-    rotate=ops.rotate,
-    swiglu=ops.swiglu,
-    sigmoid=ops.sigmoid,
+    rms_norm=elementwise.rms_norm,
+    rotate=elementwise.rotate,
+    swiglu=elementwise.swiglu,
+    sigmoid=elementwise.sigmoid,
     key_mask=ops.key_mask,
     attention=ops.attention,
     grouped_experts=ops.grouped_experts,

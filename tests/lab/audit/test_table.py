@@ -12,10 +12,11 @@ import pytest
 
 from lab.audit import AuditConfig, audit, load_config, medians
 from lab.audit.cases import MAX_REWARDS, draw_reward
-from lab.audit.records import read, to_json
+from lab.audit.records import read, write
 from lab.audit.table import interval, numbers, ratios, where
 from lab.audit.words import turns
 from lab.config.load import config_hash, to_yaml
+from lab.records import RunFolder
 from lab.strict import ConfigError
 from tests.lab.audit.conftest import CONFIG
 from theory.exact.tree import PrefixTree
@@ -164,12 +165,12 @@ def test_a_distance_out_of_reach_names_its_field(config: AuditConfig) -> None:
 
 def test_records_come_back(frame: pd.DataFrame, tmp_path: Path) -> None:
     """audit.json gives the same dataframe, bit for bit, says what each column means, and is strict JSON."""
-    (tmp_path / "audit.json").write_text(to_json(frame))
-    again = read(tmp_path / "audit.json")
+    path = write(RunFolder(tmp_path), frame)
+    again = read(path)
     pd.testing.assert_frame_equal(again, frame.reset_index(drop=True), check_exact=True)
     assert again.attrs == frame.attrs
-    raw = json.loads((tmp_path / "audit.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    raw = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert set(raw["columns"]) - set(raw["meaning"]) == {"error_64", "error_1024"}
-    (tmp_path / "audit.json").write_text(to_json(frame)[:-100])
+    path.write_text(path.read_text()[:-100])
     with pytest.raises(ValueError, match=r"audit\.json: expected the records of an audit, got damaged ones"):
-        read(tmp_path / "audit.json")
+        read(path)

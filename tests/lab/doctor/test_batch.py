@@ -256,13 +256,13 @@ def test_slimes_hook_logs_the_clues_of_the_ranks_that_have_both_sides(monkeypatc
 
 
 def test_slimes_folder_is_the_one_that_the_page_names(tmp_path: Path) -> None:
-    """`--dump-details DIR` writes two folders; the one whose path the section shows has both sides, and is read."""
+    """`--dump-details DIR` writes two folders; of DIR, as the section has it, the one that has both sides is read."""
     section = (DOCS / "doctor.md").read_text().split("# What to add to slime\n")[1].partition("\n#")[0]
-    (shown,) = set(re.findall(r"firstorder doctor DIR/(\w+)", section))
-    assert f"DIR/{shown}/{{rollout_id}}.pt" in section
-    for folder in (shown, "rollout_data"):
+    assert "firstorder doctor DIR" in section
+    for folder in ("train_data", "rollout_data"):
+        assert f"DIR/{folder}/{{rollout_id}}.pt" in section
         (tmp_path / folder).mkdir()
-    shutil.copy(Path(__file__).parent / "written/slime/12.pt", tmp_path / shown)
+    shutil.copy(Path(__file__).parent / "written/slime/12.pt", tmp_path / "train_data")
     torch.save({"rollout_id": 12, "samples": []}, tmp_path / "rollout_data/12.pt")
-    (step,) = step_files(tmp_path / shown)
-    assert step.number == 12
+    (step,) = step_files(tmp_path)
+    assert step.number == 12 and step.paths[0].parent.name == "train_data"

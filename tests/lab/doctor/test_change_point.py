@@ -1,4 +1,4 @@
-"""Laws of the change point: its level holds under heavy tails, it finds what is planted, and p-values are uniform."""
+"""Laws of the tests for a change: their level holds under heavy tails, and they find what is planted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lab.doctor.change_point import FEWEST, LEVEL, change
+from lab.doctor.change_point import FEWEST, change
 from theory.streams import stream
 
 NUM = 400
@@ -32,29 +32,16 @@ def test_the_level_holds(n: int) -> None:
 
 
 def test_the_power_is_stated() -> None:
-    """Of 16 values with a shift of 3 standard deviations in the middle 99 % are clear, 90 % placed within a step."""
+    """Of 16 values with a shift of 3 standard deviations in the middle 99 % are clear."""
     shift = torch.tensor([0.0] * 8 + [3.0] * 8, dtype=torch.float64)
     found = [change((row + shift).tolist()) for row in draws("normal", NUM, 16)]
     assert sum(c.is_clear for c in found if c) / NUM >= 0.95
-    assert sum(abs(c.at - 8) <= 1 for c in found if c) / NUM >= 0.9
-
-
-def test_a_jump_is_told_from_a_trend() -> None:
-    """Two levels are a jump at their border; a straight line is none; both with a noise of a tenth of their height."""
-    noise = 0.1 * draws("normal", 1, 20)[0]
-    steps = change((noise + (torch.arange(20) >= 6)).tolist())
-    line = change((noise + torch.arange(20) / 20).tolist())
-    assert steps is not None and line is not None
-    assert steps.is_jump and steps.at == 6 and steps.after > steps.before and not line.is_jump
-    assert max(steps.p, line.trend_p) < LEVEL
 
 
 def test_any_increasing_map_leaves_the_test_alone() -> None:
-    """The statistics are of ranks: k3 and log k3 have the same p and the same place."""
+    """The statistics are of ranks: k3 and log k3 have the same p-values."""
     values = draws("log-normal", 1, 12)[0]
-    a, b = change(values.tolist()), change(values.log().tolist())
-    assert a is not None and b is not None
-    assert (a.at, a.p, a.trend_p, a.is_jump) == (b.at, b.p, b.trend_p, b.is_jump)
+    assert change(values.tolist()) == change(values.log().tolist()) is not None
 
 
 def test_short_and_constant_series() -> None:

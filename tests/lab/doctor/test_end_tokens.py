@@ -15,7 +15,8 @@ from lab.doctor.causes import CAUSES, UNKNOWN
 from lab.doctor.diagnosis import Diagnosis, diagnose, weigh
 from lab.doctor.evidence import gather
 from lab.doctor.importers import rows
-from lab.doctor.steps.course import StepRecord, dominant
+from lab.doctor.page import Patient, render
+from lab.doctor.steps.course import StepRecord, joint
 from lab.doctor.undecided import DECIDED
 from lab.doctor.words import HARMLESS
 from tests.lab.doctor.patients import END, draw_rows, trace_of, with_experts
@@ -95,6 +96,8 @@ def test_two_plants_are_both_named(change: Callable[[list[float], int], list[flo
     assert [cause.name for cause in found.named] == ["end_token", name]
     assert found.fault is BY_NAME["end_token"] and found.verdict.startswith("it looks like responses without their end")
     assert any(line.startswith(f"Besides, {BY_NAME[name].title} (strength") for line in found.lines())
+    page = render([Patient("t", 0, trace_of(parts, change), found)])
+    assert f">besides, {BY_NAME[name].title}</h3>" in page and "or, less likely" not in page
 
 
 @given(seen=NUMBERS, share=st.floats(0, 1))
@@ -123,4 +126,4 @@ def test_no_rounding_hides_a_fault_that_leaves_the_gap(name: str, clues: dict[st
     assert DECIDED < found.strengths[BY_NAME[name]] < found.strengths[BY_NAME["precision"]]
     assert [cause.name for cause in found.named] == [name, "precision"] and found.fault is BY_NAME[name]
     step = StepRecord(1, 256, found, 1e-5)
-    assert dominant([step]) is BY_NAME[name] and step.shares["precision"] == pytest.approx(1, abs=1e-3)
+    assert joint([step]).named[0] is BY_NAME[name] and step.shares["precision"] == pytest.approx(1, abs=1e-3)

@@ -35,7 +35,7 @@ def test_ranks_of_a_step_are_one_trace(tmp_path: Path) -> None:
     assert [(step.number, len(step.paths)) for step in files] == [(9, 2), (10, 2), (11, 1)]
     first, second, third = load_steps(files)
     assert (first.trace.step, second.trace.step, first.format, first.is_pi) == (9, 10, "prime-rl", True)
-    assert "file" not in first.caveat and torch.equal(first.trace.tokens, rows.trace(ROWS).tokens)
+    assert not first.left_out and torch.equal(first.trace.tokens, rows.trace(ROWS).tokens)
     for dump, engines in ((first, [3] * 3 + [5] * 3), (third, [5] * 3)):  # where the others wrote nothing, too
         assert dump.trace.engines is not None and dump.trace.engines.tolist() == engines
 
@@ -64,9 +64,8 @@ def test_ranks_that_hold_the_same_rows_count_once(kind: str, tmp_path: Path) -> 
     (dump,) = load_steps(step_files(tmp_path))
     assert dump.trace.engines is not None and dump.trace.engines.tolist() == [0] * 3 + [2] * 3
     assert torch.equal(dump.trace.logp_old, rows.trace(ROWS).logp_old)
-    assert dump.caveat.endswith(
-        "2 of 4 files of step 7 repeat the rows of another, as tensor-parallel ranks do, and are left out."
-    )
+    repeat = "2 of a step's 4 files repeat the rows of another, as tensor-parallel ranks do, and are left out."
+    assert dump.left_out == (repeat,)
 
 
 def test_ranks_before_the_last_pipeline_stage_are_left_out(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_ranks_before_the_last_pipeline_stage_are_left_out(tmp_path: Path) -> No
     (dump,) = load_steps(step_files(tmp_path))
     assert dump.trace.engines is not None and dump.trace.engines.tolist() == [2] * 3 + [3] * 3
     lack = "lack log-probabilities of old, as ranks before the last pipeline stage do"
-    assert dump.caveat == f"2 of 4 files of step 7 {lack}, and are left out."
+    assert dump.left_out == (f"2 of a step's 4 files {lack}, and are left out.",) and not dump.caveat
     for rank in (2, 3):
         (tmp_path / f"7_{rank}.pt").unlink()
     with pytest.raises(ValueError, match=r"7_0\.pt: .*--get-mismatch-metrics, .* is not on the last pipeline stage$"):
@@ -139,6 +138,17 @@ def test_files_are_steps_by_their_names(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert [(step.number, len(step.paths)) for step in step_files(tmp_path / "ranks")] == [(3, 1), (12, 2)]
     assert [(step.number, len(step.paths)) for step in step_files(tmp_path / "whole")] == [(7, 1), (12, 1)]
+    for name in (
+        "slime/rollout_data/7.pt",
+        "slime/train_data/7.pt",
+        "miles/rollout_data/7.pt",
+        "miles/train_data/7_1.pt",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for run in ("slime", "miles"):  # --dump-details writes both; the first has mu alone
+        ((step,), folder) = step_files(tmp_path / run), tmp_path / run / "train_data"
+        assert [path.parent for path in step.paths] == [folder] and step_files(folder) == [step]
     with pytest.raises(ValueError, match=r"expected files of steps \(.*\), got none of them in 2 files"):
         step_files(tmp_path / "own")
     for run in ("a", "b"):

@@ -13,8 +13,10 @@ import torch
 
 from firstorder.cli import main
 from lab.doctor import dumps
+from lab.doctor.diagnosis import diagnose
 from lab.doctor.importers import load_dump, load_trace
-from tests.lab.doctor.test_importers import ROWS, write_jsonl, write_slime
+from tests.lab.doctor.patients import draw_rows
+from tests.lab.doctor.test_importers import ROWS, write_jsonl, write_parquet, write_slime
 
 
 def without(*names: str) -> list[dict[str, Any]]:
@@ -64,6 +66,16 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "slime without an old pass": (
         lambda d: write_slime(d / "t.pt", ROWS, log_probs=None), "log_probs is missing",
         "--get-mismatch-metrics, so that the old pass runs, or this rank is not on the last pipeline stage",
+    ),
+    "NeMo-RL without an old pass": (
+        lambda d: dumps.nemo_rl(d, [row | {"logp_old": [0.0] * len(row["logp_old"])} for row in ROWS]),
+        "prev_logprobs: all 0", "force_on_policy_ratio=false",
+    ),
+    "TRL's texts": (
+        lambda d: write_parquet(
+            d / "t.parquet", [{"step": 1, "prompt": "2+3=", "completion": "5", "correct": 1.0, "advantage": 0.5}]
+        ),
+        "no tokens and no log-probabilities", "watch-the-mismatch.md",
     ),
     "a part of the context": (
         lambda d: write_slime(d / "t.pt", ROWS, log_probs=[torch.zeros(1) for _ in ROWS]),
@@ -135,27 +147,44 @@ def test_what_all_rows_of_verls_dump_lack_is_one_line_that_a_terminal_shows_whol
     assert "### What to add to verl" in (Path(__file__).parents[3] / "docs/doctor.md").read_text()
 
 
-def test_verl_without_an_old_pass_is_refused_and_an_exact_engine_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Under bypass_mode old is mu's copy to the bit, and says nothing; with the old pass's entropies, and in our own
-    format, equal bits are an exact engine."""
+def test_verl_without_an_old_pass_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under bypass_mode old is mu's copy to the bit, and says nothing, entropies or none; where the trainer scored a
+    tool's tokens, which mu has not, or in our own format, equal bits are an exact engine."""
     copied = [
         row
         | {"logp_old": row["logp_mu"], "experts_old": row["experts_mu"], "is_response": [True] * len(row["logp_mu"])}
         for row in ROWS
     ]
-    path = dumps.verl_v1(tmp_path, copied)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    without_pass = [{name: value for name, value in line.items() if name != "entropy"} for line in lines]
-    assert main(["doctor", str(write_jsonl(tmp_path / "bypass.jsonl", without_pass))]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and error.endswith(
-        "no old pass ran: set algorithm.rollout_correction.bypass_mode=False for this step\n"
-    )
-    for exact in (path, write_jsonl(tmp_path / "ours.jsonl", copied)):
+    with_entropies = dumps.verl_v1(tmp_path, copied)
+    lines = [json.loads(line) for line in with_entropies.read_text().splitlines()]
+    without = [{name: value for name, value in line.items() if name != "entropy"} for line in lines]
+    for path in (with_entropies, write_jsonl(tmp_path / "bypass.jsonl", without)):
+        assert main(["doctor", str(path)]) == 2
+        out, error = capsys.readouterr()
+        wanted = "no old pass ran: set algorithm.rollout_correction.bypass_mode=False for this step"
+        assert out == "" and error.count("\n") == 1 and wanted in error
+        assert ("if it is, both engines agree to the bit" in error) == (path is with_entropies)
+    of_tool = copied[0] | {"logp_mu": [0.0, *copied[0]["logp_mu"][1:]], "logp_old": copied[0]["logp_mu"]}
+    of_tool |= {"is_response": [False] + [True] * (len(of_tool["logp_mu"]) - 1)}
+    (tmp_path / "tool").mkdir()
+    for exact in (
+        dumps.verl_v1(tmp_path / "tool", [of_tool, *copied[1:]]), write_jsonl(tmp_path / "ours.jsonl", copied),
+    ):  # fmt: skip
         assert main(["doctor", str(exact)]) == 0
         assert "nothing wrong" in capsys.readouterr().out
+
+
+def test_verls_entropies_show_a_sampler_that_nobody_scores_without_an_old_pass(tmp_path: Path) -> None:
+    """Equal bits with entropies that the tokens do not fit: the fault of the tokens is named, with a caveat."""
+    drawn = draw_rows(num_prompts=20, drawn=lambda z: torch.where(z >= z.topk(2).values[-1], z, -torch.inf))
+    sharp = [
+        row
+        | {"is_response": [True] * len(row["logp_mu"]), "reward": 0.0}
+        | {"experts_mu": [[[0, 1]]] * (len(row["tokens"]) - 1)}
+        for row in drawn
+    ]
+    dump = load_dump(dumps.verl_v1(tmp_path, sharp))
+    assert diagnose(dump.trace).named[0].name.startswith("sampler_") and "bypass mode" in dump.caveat
 
 
 WRONG = [

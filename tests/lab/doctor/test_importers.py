@@ -6,7 +6,6 @@ import gc
 import json
 import math
 import zipfile
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -120,25 +119,6 @@ def _same(x: Any, y: Any) -> bool:
     )
 
 
-WRITERS: dict[str, tuple[Callable[..., Path], set[str]]] = {
-    "t.parquet": (write_parquet, set()),
-    "12.jsonl": (write_verl, {"experts_old", "step"}),
-    "train.pt": (write_slime, {"experts_old", "step", "entropy_old", "layer_numbers"}),
-}
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_every_format_gives_the_same_trace(name: str, tmp_path: Path) -> None:
-    """A trace as rows, as verl's batch or as slime's training dump comes back as it is, but for what these lack."""
-    ours = load_trace(write_jsonl(tmp_path / "ours.jsonl", ROWS))
-    ours.save(tmp_path / "ours.safetensors")
-    assert not differing(load_trace(tmp_path / "ours.safetensors"), ours)
-    write, lacks = WRITERS[name]
-    theirs = load_trace(write(tmp_path / name, ROWS))
-    assert differing(theirs, ours) == lacks
-    assert theirs.num_experts == E and len(theirs) == len(ROWS)
-
-
 def test_routes_in_parquet_are_arrays_or_what_is_wrong_with_them(tmp_path: Path) -> None:
     """Even routes of ints come as arrays; with a null, an uneven row or no row the words are those of JSON Lines."""
     write_parquet(tmp_path / "even.parquet", ROWS)
@@ -178,11 +158,6 @@ def test_the_collector_is_off_while_reading_and_as_it_was_after(
         assert gc.isenabled() == is_enabled and seen == [False, False]
     finally:
         (gc.enable if was_enabled else gc.disable)()
-
-
-def test_dense_layers_are_left_out_by_number(tmp_path: Path) -> None:
-    """A layer of nothing but expert 0 is no MoE layer; those that are left keep their own numbers."""
-    assert load_trace(write_slime(tmp_path / "train.pt", ROWS)).layer_numbers == (1, 2, 3)
 
 
 @pytest.mark.parametrize("num_slots", [K, 1])

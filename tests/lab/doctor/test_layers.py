@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lab.doctor.layers.hf_model import TransformersReference
 from lab.doctor.layers.modules import Check, inspect
 from lab.doctor.layers.reference import Precision, Routed
 from lab.doctor.layers.routers import trace_routes
+from lab.doctor.layers.states import States
 from lab.doctor.layers.words import of_modules, of_trace
 from lab.traces import Trace
 from tests.lab.doctor.hooks import dumped
@@ -135,3 +137,25 @@ def test_an_infinite_error_is_null_for_a_program() -> None:
     """JSON has no infinity: a module whose outputs are not finite has null for its error."""
     (check,) = of_modules("t", [Check("model.norm", torch.inf, 1e-5, 1.0)], "bf16", "a model").as_object()["checks"]
     assert check["error"] is None and check["band"] == 1e-5 and json.dumps(check, allow_nan=False)
+
+
+# ---- a dump of hidden states -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths", "words"),
+    [
+        ([1, 2, 3], [], r"lengths: expected counts above 0 that sum up to 3 tokens, got \[\]"),
+        ([1, 2, 3], [3, 0], r"lengths: expected counts above 0 that sum up to 3 tokens, got \[3, 0\]"),
+        ([1, 2, 3], 3, r"lengths: expected one dimension, got shape \(\)"),
+        ([[1, 2, 3]], [3], r"tokens: expected one dimension, got shape \(1, 3\)"),
+    ],
+)
+def test_tokens_and_lengths_that_do_not_fit_are_one_line(
+    tokens: object, lengths: object, words: str, tmp_path: Path
+) -> None:
+    """No sequence, an empty one, a single number, a batch."""
+    whole = {"tokens": torch.tensor(tokens), "lengths": torch.tensor(lengths, dtype=torch.long)}
+    save_file(whole | {"model.norm.out": torch.zeros(3, 2)}, path := tmp_path / "mu.states.safetensors")
+    with pytest.raises(ValueError, match=f"^{path}: {words}$"):
+        States.load(path)

@@ -1,4 +1,4 @@
-"""Laws of the parts of a KL: they are a partition, and each planted fault fills the part that is made for it."""
+"""Laws of the parts of a KL: a partition in which each planted fault fills its own; and of the tokens that carry it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
 from lab.doctor.shares import EARLIER, FILLED, LAST, OTHERS, OWN, SAME, kinds, shares
 from lab.doctor.view import View
@@ -73,3 +74,20 @@ def test_there_are_no_parts_of_nothing() -> None:
     """Equal engines and infinite log-probabilities have no shares."""
     assert shares(View.of(trace_of(draw_rows(), lambda old, b: old))) is None
     assert shares(View.of(trace_of(draw_rows(), lambda old, b: [-torch.inf, *old[1:]]))) is None
+
+
+def test_the_heat_map_has_the_worst_responses_and_their_worst_tokens() -> None:
+    """Responses by their part of the KL, a bounded number; of a long one the part around its worst token."""
+    row = {"tokens": list(range(402)), "num_prompt": 2, "logp_mu": [-1.0] * 400, "logp_old": [-1.0] * 400}
+    far = row | {"logp_old": [-1.0] * 300 + [-3.0] + [-1.0] * 99}
+    near = row | {"logp_old": [-1.5] + [-1.0] * 399}
+    found = heat_map(rows.trace([row, near, far]))
+    assert found is not None and [line.response for line in found.rows] == [2, 1] and found.covered == pytest.approx(1)
+    worst = found.rows[0]
+    assert len(worst.cells) == MOST_TOKENS and worst.where == ", tokens 220 to 379 of 400"
+    assert [i for i, cell in enumerate(worst.cells) if cell.strength > 0] == [80]
+    assert worst.cells[80].strength == 1 and worst.cells[80].is_extreme and "at 300" in worst.cells[80].hover
+    assert not found.rows[1].cells[0].is_extreme and 0 < found.rows[1].cells[0].strength < 1
+    assert heat_map(rows.trace([row])) is None
+    many = heat_map(rows.trace([far] * 20))
+    assert many is not None and len(many.rows) == MOST_RESPONSES

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from lab.doctor.causes import CAUSES
 from lab.doctor.diagnosis import Diagnosis, weigh
-from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
 from lab.doctor.steps.arrival import FEWEST_DRAWS, Arrivals, Slope
-from lab.doctor.steps.course import Course, StepRecord, Watch, dominant, pooled
+from lab.doctor.steps.course import Course, StepRecord, Watch, joint, pooled
 from lab.doctor.steps.page import Ward, render
-from lab.doctor.steps.places import Places
 from lab.doctor.steps.shape import growth
 from lab.doctor.steps.words import as_object, evidence, looks, verdict
 from lab.doctor.view import View
@@ -45,8 +43,7 @@ def _drawn(seed: int) -> Trace:
 def drift(trace: Trace, step: float) -> Tensor:
     """log old at a step: it moves by a fixed direction of each draw, as a function of its last tokens alone."""
     view = View.of(trace)
-    place_n = trace.offsets[view.response_n] + trace.num_prompt[view.response_n] + view.position_n
-    direction_n = (7 * trace.tokens[place_n] + 3 * trace.tokens[place_n - 1] + 5 * view.position_n).double().sin()
+    direction_n = (7 * view.token_n + 3 * trace.tokens[view.place_n - 1] + 5 * view.position_n).double().sin()
     return view.old_n - 3 + 0.03 * step * direction_n
 
 
@@ -172,47 +169,6 @@ def course_of(traces: list[Trace]) -> Course:
     return watch.course()
 
 
-def heavy(step: int, times: Callable[[Trace], Tensor]) -> Trace:
-    """A trace whose gap is of a heavy-tailed law, the same for every token but for a factor."""
-    trace = drawn(step)
-    normal = torch.randn(len(trace.logp_old), generator=stream(step, "places test"), dtype=torch.float64)
-    gap = 0.01 * normal.sign() * normal.abs().exp() * times(trace)
-    return replace(trace, logp_mu=(trace.logp_old + gap).clamp(max=0.0))
-
-
-def places_of(times: Callable[[Trace], Tensor], first: int, num_steps: int = 10) -> dict[str, int]:
-    """The groups that are found over some steps, of four engines that take turns."""
-    places = Places()
-    for step in range(first, first + num_steps):
-        trace = heavy(step, times)
-        places.add(step, View.of(replace(trace, engines=torch.arange(len(trace)) % 4)))
-    return {found.place.name: found.group for found in places.found(0)}
-
-
-def one(trace: Trace) -> Tensor:
-    """No place of its own."""
-    return torch.ones(len(trace.logp_old))
-
-
-def test_chance_is_no_place() -> None:
-    """With a heavy-tailed gap that is the same everywhere, engines and places of the batch are named in 1 % of runs."""
-    named = [name for seed in range(30) for name in places_of(one, first=1000 * seed) if name in ("engine", "slot")]
-    assert len(named) <= 2
-
-
-def test_an_engine_or_a_place_of_the_batch_with_more_of_the_gap_is_named() -> None:
-    """A gap that is five times as large on engine 2, on response 7, or from a position on, is found there."""
-
-    def on(is_hit: Callable[[View], Tensor], by: float = 5.0) -> Callable[[Trace], Tensor]:
-        return lambda trace: torch.where(is_hit(View.of(trace)), by, 1.0)
-
-    assert places_of(on(lambda view: view.response_n % 4 == 2), 1)["engine"] == 2
-    # In two steps one of four engines is the largest twice a fourth of the time, whatever the size of the gap.
-    assert not places_of(on(lambda view: view.response_n % 4 == 2), 1, num_steps=2)
-    assert places_of(on(lambda view: view.response_n == 7, 8.0), 1)["slot"] == 7
-    assert "positions" in places_of(on(lambda view: view.position_n == 5, 12.0), 1)
-
-
 def test_pooled_clues_are_medians_and_standard_errors_add_up() -> None:
     """Of n steps a clue is the median; a clue in standard errors is the sum over root n, normal if each is."""
     good = draw_rows(num_prompts=12)
@@ -297,6 +253,12 @@ def test_a_run_is_undecided_where_its_steps_are(has_routes: bool) -> None:
     assert verdict(course).endswith(f"; undecided: it looks like {both}.")
     told = as_object(course, 0)
     assert told["fault"] == "undecided" and "routing" in told["candidates"]
+    # A folder takes no model with experts.
+    fix = told["do_first"]
+    assert fix.count("--model FOLDER") == fix.count("firstorder doctor FILE --model FOLDER") == 1
+    if not has_routes:
+        stale = weighed(seen | {"size": 0.3, "unrepeated_tail": 4.0}).named
+        assert stale.fix.endswith("Read the version of the engine's weights.")  # not: of dumps of several steps
     assert evidence(course, 0)[0].startswith("All steps together: ")
     assert "Every step" in render(Ward("run", course, 0, None, "rows"))
 
@@ -324,33 +286,13 @@ def test_a_refuted_cause_leaves_what_it_took_to_the_next_one() -> None:
         "flips_per_size": 1e-12, "noise_share": 0.0, "router_disagreement": 1e-9,
     }  # fmt: skip
     step = replace(found, diagnosis=replace(found.diagnosis, seen=seen))
-    assert dominant([step]).name == "stale" and dominant([step], {"stale"}).name == "precision"
+    assert joint([step]).named[0].name == "stale" and joint([step], {"stale"}).named[0].name == "precision"
 
 
 def test_an_engine_below_0_is_one_line() -> None:
     """-1, as for an unknown engine, is refused by the trace: the field, the least number that fits, and what came."""
     with pytest.raises(ValueError, match=r"^engines: expected numbers from 0 on, got -1$"):
         replace(drawn(1), engines=torch.arange(len(drawn(1))) - 1)
-
-
-# ---- the tokens that carry the KL ------------------------------------------------------------------------------------
-
-
-def test_the_heat_map_has_the_worst_responses_and_their_worst_tokens() -> None:
-    """Responses by their part of the KL, a bounded number; of a long one the part around its worst token."""
-    row = {"tokens": list(range(402)), "num_prompt": 2, "logp_mu": [-1.0] * 400, "logp_old": [-1.0] * 400}
-    far = row | {"logp_old": [-1.0] * 300 + [-3.0] + [-1.0] * 99}
-    near = row | {"logp_old": [-1.5] + [-1.0] * 399}
-    found = heat_map(rows.trace([row, near, far]))
-    assert found is not None and [line.response for line in found.rows] == [2, 1] and found.covered == pytest.approx(1)
-    worst = found.rows[0]
-    assert len(worst.cells) == MOST_TOKENS and worst.where == ", tokens 220 to 379 of 400"
-    assert [i for i, cell in enumerate(worst.cells) if cell.strength > 0] == [80]
-    assert worst.cells[80].strength == 1 and worst.cells[80].is_extreme and "at 300" in worst.cells[80].hover
-    assert not found.rows[1].cells[0].is_extreme and 0 < found.rows[1].cells[0].strength < 1
-    assert heat_map(rows.trace([row])) is None
-    many = heat_map(rows.trace([far] * 20))
-    assert many is not None and len(many.rows) == MOST_RESPONSES
 
 
 def test_shares_of_a_step_are_of_what_explains_the_gap() -> None:

@@ -21,8 +21,6 @@ from sandbox.engines.formats import (
     round_fp8_e4m3,
     round_fp8_saturating,
     round_fp16,
-    round_int4,
-    round_int8,
     round_scaled,
 )
 from tests.contracts import worlds
@@ -52,19 +50,19 @@ def test_rounding_is_idempotent_and_odd(values):
     assert torch.equal(round_fp8_e4m3(-x, amax), -round_fp8_e4m3(x, amax))
 
 
-@pytest.mark.parametrize(("round_int", "largest"), [(round_int8, 127), (round_int4, 7)])
+@pytest.mark.parametrize(("form", "largest"), [("int8", 127), ("int4", 7)])
 @given(st.lists(FLOATS, min_size=1, max_size=16))
-def test_integer_error_is_half_a_step(round_int, largest, values):
+def test_integer_error_is_half_a_step(form, largest, values):
     """|round(x) - x| <= amax / (2 largest), x is a whole number of steps, and levels run from -largest to largest."""
     x = torch.tensor(values)
     amax = x.abs().amax()
-    rounded = round_int(x, amax)
+    rounded = round_scaled(x, form, amax)
     # A relative 1e-6 for the float32 quotient and product; 1e-37: subnormal amplitudes are rounded to 0.
     assert ((rounded - x).abs() <= amax / (2 * largest) * (1 + 1e-4) + amax * 1e-6 + 1e-37).all()
     if amax > 1e-30:
         levels = rounded / (amax / largest)
         assert levels.abs().max() <= largest + 1e-3 and (levels - levels.round()).abs().max() < 1e-3
-    assert torch.equal(round_int(-x, amax), -rounded)
+    assert torch.equal(round_scaled(-x, form, amax), -rounded)
 
 
 @given(st.lists(FLOATS, min_size=1, max_size=16))

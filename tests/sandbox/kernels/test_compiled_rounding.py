@@ -184,15 +184,14 @@ def test_every_site_of_every_convention_is_rounded(name):
         assert equal(rollouts, engine(name, OPERATORS, *own).generate(prompts, few))
 
 
-@pytest.mark.parametrize("positions", [None, torch.tensor([2, 0, 40])], ids=["plain", "shifted"])
-def test_a_pass_without_a_cache_rounds_keys_and_values_too(positions):
+def test_a_pass_without_a_cache_rounds_keys_and_values_too():
     """A pass that caches nothing gives the operators' logits, its keys and values rounded as for a cache."""
     tokens_BS = torch.randint(0, worlds.VOCABULARY, (3, 9), generator=stream(1, "tokens"))
     results = []
     for kernels, defects in ((COMPILED, STRESS), (OPERATORS, STRESS), (OPERATORS, STRESS[:2])):
         made = engine("qwen3", kernels, *defects)
         with torch.no_grad():
-            results.append(made.model(tokens_BS, numerics=made.numerics(0), positions_B=positions))
+            results.append(made.model(tokens_BS, numerics=made.numerics(0)))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
 

@@ -255,6 +255,6 @@ def test_an_n_that_does_not_divide_the_states_updates_is_refused(folder: Path) -
 def test_the_queue_makes_a_branch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of a branch is not trained as a run: its row has the branch's probes and says which kernels it had."""
     monkeypatch.setattr(queue, "branch_row", functools.partial(branch_row, budget=BUDGET))
-    row = run_cell(cell_of(folder, NOISY, LATER), str(folder), {}, compiled=False)
+    row = run_cell(cell_of(folder, NOISY, LATER), str(folder), compiled=False)
     assert without_times(row) == without_times(kept_row(folder, NOISY, LATER))
     assert row["compiled"] is False and "accuracy_after" in row["probes"]

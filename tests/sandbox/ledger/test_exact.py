@@ -11,7 +11,7 @@ from sandbox.ledger import exact, page
 from sandbox.ledger.exact import Answer, Link
 
 OF = {
-    name: Answer(name, f"{name}.", "0.1 [0, 0.2]", verdict, problems)
+    name: Answer(f"{name}.", "0.1 [0, 0.2]", verdict, problems)
     for name, verdict, problems in (("x", "holds", 100), ("y", "fails", 60), ("z", "open", 7))
 }
 X, Y, Z = (Link(name, "It bears.") for name in "xyz")

@@ -18,13 +18,13 @@ from sandbox.ledger.power import (
     MOST,
     POWER,
     SEARCHED,
-    Spreads,
     assumed_text,
     level_of,
     needs,
     power,
     seeds_needed,
 )
+from sandbox.ledger.spreads import Spreads
 
 HOME, OTHER = REGIMES[:2]
 ONE, TWO = (Arm(f"arm{i}", (("num_steps", str(40 + i)),)) for i in range(2))

@@ -20,7 +20,6 @@ from lab.ray_session import ray_session
 from sandbox.ledger import cells, queue
 from sandbox.ledger.cells import Cell, Cells, Regime, cell
 from sandbox.ledger.claim import Arm, Row
-from sandbox.ledger.probes import PROBES
 from sandbox.ledger.queue import OBJECT_STORE_BYTES, missing, run_cell, work
 
 pytestmark = pytest.mark.unchecked
@@ -60,7 +59,7 @@ def go(cells: list[Cell], folder: Path) -> Iterator[tuple[Cell, dict[str, Any] |
     """Works on the cells below the folder, one at a time, and holds the rows meanwhile as a command does."""
     store = Cells(folder / "cells.jsonl")
     with store.held():
-        yield from work(cells, store, root=str(folder / "runs"), probes=PROBES, jobs=1)
+        yield from work(cells, store, root=str(folder / "runs"), jobs=1)
 
 
 def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
     assert list(rows) == [good[0].key]
     assert isinstance(ended[broken.label], ValueError)
     assert "cold_start" in str(ended[broken.label])
-    alone = run_cell(good[0], str(tmp_path / "alone"), PROBES, compiled=False)
+    alone = run_cell(good[0], str(tmp_path / "alone"), compiled=False)
     assert _without_times(rows[good[0].key]) == _without_times(alone)
     assert missing([*good, broken], Cells(tmp_path / "cells.jsonl")) == [broken]
     assert list(go(good, tmp_path)) == []  # nothing to do: nothing is run
@@ -82,8 +81,8 @@ def test_rows_come_in_and_what_fails_is_told(tmp_path: Path) -> None:
 def test_compiled_kernels_make_the_same_cell(tmp_path: Path) -> None:
     """With compiled kernels a cell keeps its key and its row says so; its run is the same to rounding."""
     (one, *_) = cells_of(tmp_path, 4)
-    eager = run_cell(one, str(tmp_path / "eager"), PROBES, compiled=False)
-    ((_, row),) = work([one], Cells(tmp_path / "cells.jsonl"), root=str(tmp_path), probes=PROBES, jobs=1, compiled=True)
+    eager = run_cell(one, str(tmp_path / "eager"), compiled=False)
+    ((_, row),) = work([one], Cells(tmp_path / "cells.jsonl"), root=str(tmp_path), jobs=1, compiled=True)
     assert isinstance(row, dict)
     assert (eager["compiled"], row["compiled"], row["cell"]) == (False, True, eager["cell"])
     (written,) = tmp_path.glob("tiny-plain-0/*/config.yaml")
@@ -96,7 +95,7 @@ def test_compiled_kernels_make_the_same_cell(tmp_path: Path) -> None:
 def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
     """`first` is the record of global step 1, and `evaluations` are those of metrics.jsonl, step 0 included."""
     (one, *_) = cells_of(tmp_path, 4)
-    row = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    row = run_cell(one, str(tmp_path), compiled=False)
     (written,) = tmp_path.glob("tiny-plain-0/*/metrics.jsonl")
     records = [json.loads(line) for line in written.read_text().splitlines()]
     assert [m["step"] for m in records] == list(range(5))
@@ -125,9 +124,9 @@ def test_a_row_that_was_not_added_is_found_in_its_run(
             monkeypatch.setattr(module, "manifest", lambda seed: manifest(seed) | at, raising=False)
 
     place(clean)
-    row = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    row = run_cell(one, str(tmp_path), compiled=False)
     place(clean | changes)
-    found = run_cell(one, str(tmp_path), PROBES, compiled=False)
+    found = run_cell(one, str(tmp_path), compiled=False)
     assert len(list(tmp_path.glob("tiny-plain-0/*/verdict.json"))) == 1 + is_made_again
     assert _without_times(row | clean | changes) == _without_times(found)
     assert is_made_again or found == row
@@ -154,7 +153,7 @@ def test_a_killed_queue_goes_on(tmp_path: Path) -> None:
     ended = [one.key for one, _ in go(cells, tmp_path)]
     assert ended == [one.key for one in left]
     assert store.path.read_bytes().startswith(before)
-    alone = run_cell(left[0], str(tmp_path / "alone"), PROBES, compiled=False)
+    alone = run_cell(left[0], str(tmp_path / "alone"), compiled=False)
     assert _without_times(store.rows()[left[0].key]) == _without_times(alone)
 
 

@@ -42,4 +42,5 @@ def test_a_cache_continues_in_chunks_and_groups_and_drops_rows():
         cache = cache.select(kept)
         assert torch.equal(model(t[kept, 17:18], cache=cache), whole[kept, 17:18])
         # Writing again at an earlier position replaces what stood there.
-        assert torch.equal(model(t[kept, 12:14], cache=cache, positions_B=torch.tensor([12, 12])), whole[kept, 12:14])
+        cache.truncate(torch.tensor([12, 12]))
+        assert torch.equal(model(t[kept, 12:14], cache=cache), whole[kept, 12:14])

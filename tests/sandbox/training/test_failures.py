@@ -1,11 +1,10 @@
-"""A disk that is full, a folder that cannot be written, a checkpoint that is damaged, a number that is not finite: one
-clear line, and nothing half-written."""
+"""A disk that is full, a folder that cannot be written, a checkpoint that is damaged: one clear line, and nothing
+half-written."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 import resource
 import shutil
@@ -17,11 +16,7 @@ import torch
 
 from firstorder.cli import main
 from lab.files import TEMPORARY
-from lab.recording import NonFiniteError
 from lab.records import RunFolder
-from sandbox.engines.engine import SandboxEngine
-from sandbox.training.engine import SandboxTrainingEngine
-from tests.contracts import worlds
 
 CONFIG = """
 name: failing
@@ -199,120 +194,3 @@ def test_a_run_that_cannot_start_leaves_no_folder(
     """A fault found only when the run is made ready is one line, and there is nothing to resume."""
     assert message in fails(capsys, *words, code=code)
     assert folders() == []
-
-
-# -- numbers that are not finite
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_metric_that_is_not_finite_stops_the_run(
-    value: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A step whose row has a NaN or an infinity is written, then the run ends with exit code 1 and a verdict: the line
-    names step, metric and tensors, and no checkpoint holds that step."""
-    real = SandboxEngine.generate
-
-    def spoiled(self: SandboxEngine, prompts, sampling):
-        rollouts = real(self, prompts, sampling)
-        if self.version == 1 and sampling.num_responses == 2:  # the second step's rollout, not an evaluation
-            rollouts.responses[3].logp_mu[0] = -value
-        return rollouts
-
-    monkeypatch.setattr(SandboxEngine, "generate", spoiled)
-    # A corrected-away token leaves the gradients finite, so that the row is what shows it.
-    message = fails(capsys, "--algorithm.objective", "{preset: minirl_no_is}", code=1)
-    assert re.match(r"step 2: \S+ is (nan|inf|-inf): logp_mu of this step is not finite\n", message), message
-    (folder,) = map(RunFolder, folders())
-    rows = folder.metrics()
-    assert [row["step"] for row in rows] == [0, 1, 2] and message.split()[2] in rows[-1]["non_finite"]
-    checkpoint = folder.latest_checkpoint()
-    assert checkpoint is not None and checkpoint.step == 1
-    verdict = json.loads((folder.path / "verdict.json").read_text())
-    assert not verdict["stable"] and verdict["reasons"][0]["rule"] == "non_finite"
-    check_whole(folder.path)
-
-
-def test_a_gradient_that_is_not_finite_names_its_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A weight that turns to inf before the second step's first update: step, metric and tensor are in the line, and
-    the verdict gives the reason."""
-    real = SandboxTrainingEngine.update
-
-    def poisoned(self: SandboxTrainingEngine, *args):
-        if self.num_updates == 2:
-            self.model.norm.data.fill_(math.inf)
-        return real(self, *args)
-
-    monkeypatch.setattr(SandboxTrainingEngine, "update", poisoned)
-    message = fails(capsys, code=1)
-    assert re.match(r"step 2: actor/grad_norm is nan: the gradient of \S+.* is not finite\n", message), message
-    (folder,) = map(RunFolder, folders())
-    assert folder.metrics()[-1] == {"step": 2, "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
-    verdict = json.loads((folder.path / "verdict.json").read_text())
-    assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
-
-
-@pytest.mark.parametrize("of", ["weight", "activation"])
-def test_an_engine_that_overflows_names_its_step(
-    of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Weights that grow beyond fp16 in the second step end the run there, where they are handed over or used."""
-    real = SandboxTrainingEngine.update
-
-    def grown(self: SandboxTrainingEngine, *args):
-        stats = real(self, *args)
-        if self.num_updates == 4:
-            self.model.norm.data.fill_(1e6)
-            self.model.layers[0].attention_norm.data.fill_(1e6)
-        return stats
-
-    monkeypatch.setattr(SandboxTrainingEngine, "update", grown)
-    defect = f"[{{kind: {of}_precision, format: fp16}}]"
-    # Activations are rounded from the third step's rollout on.
-    step = {"weight": 2, "activation": 3}[of]
-    message = fails(capsys, "--engine.defects", defect, code=1)
-    assert message.startswith(f"step {step}: fp16: expected magnitudes of at most 65504, got ")
-    (folder,) = map(RunFolder, folders())
-    assert folder.metrics()[-1] == {"step": step, "rollout_corr/k3_kl": None, "non_finite": ["rollout_corr/k3_kl"]}
-    verdict = json.loads((folder.path / "verdict.json").read_text())
-    assert not verdict["stable"] and [reason["rule"] for reason in verdict["reasons"]] == ["non_finite"]
-    check_whole(folder.path)
-
-
-def test_weights_beyond_fp16_leave_no_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If the first hand-over overflows, there is nothing to resume."""
-    real = SandboxEngine.load_weights
-
-    def large(self: SandboxEngine, named_tensors, version: int):
-        real(self, [(name, tensor * 1e6) for name, tensor in named_tensors], version)
-
-    monkeypatch.setattr(SandboxEngine, "load_weights", large)
-    message = fails(capsys, "--engine.defects", "[{kind: weight_precision, format: fp16}]", code=1)
-    assert message.startswith("fp16: expected magnitudes of at most 65504, got ") and folders() == []
-
-
-def test_the_gradient_that_is_not_finite_is_named_alone() -> None:
-    """One NaN in one gradient names that parameter, whichever comes before it in the model."""
-    engine = worlds.training_engine(worlds.model())
-    for parameter in engine.parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    engine.parameters[-1].grad.view(-1)[0] = math.nan
-    with pytest.raises(NonFiniteError, match=rf"^actor/grad_norm is nan: the gradient of {engine.names[-1]} is not"):
-        engine._take_step()
-
-
-def test_a_metric_that_overflows_says_so() -> None:
-    """Where all tensors are finite and a metric is not, the line says that it overflowed."""
-    from lab.recording import _check_finite
-    from theory.contracts import Prompt, Response, Rollouts, TokenScores
-    from theory.loop import StepResult
-
-    response = Response(Prompt("", (1,), ""), torch.tensor([1]), torch.zeros(1), torch.ones(1) > 0, "stop", 0)
-    scores = TokenScores(torch.zeros(1, 1), torch.zeros(1, 1))
-    result = StepResult({}, Rollouts((response,)), torch.zeros(1), scores)
-    _check_finite({"rollout_corr/chi2_token": 1e30}, result)
-    with pytest.raises(NonFiniteError, match=r"^rollout_corr/chi2_token is inf: finite logp_mu, .* overflow in it$"):
-        _check_finite({"reward/mean": 0.0, "rollout_corr/chi2_token": math.inf}, result)

@@ -152,6 +152,3 @@ def sequence_sum(log_gap_BT: Tensor) -> Tensor:
 def log_of(x: float) -> float:
     """log x, and -inf for 0."""
     return math.log(x) if x > 0 else -math.inf
-
-
-__all__ = ["CORRECTIONS", "Correction", "Interval", "NoCorrection", "Truncated", "log_of", "sequence_sum"]

@@ -256,6 +256,3 @@ def _estimates(estimator: str, log_rho_BT: Tensor) -> Tensor:
 def _lengths(is_response_BT: Tensor) -> Tensor:
     # Rows without a response token have sums of 0 and are counted nowhere; 1 keeps their mean at 0.
     return is_response_BT.sum(1).clamp(min=1)
-
-
-__all__ = ["GeoRS", "K3RS", "SeqMIS", "SeqMaxK2", "SeqMaxK3", "TokenK1", "TokenK2", "TokenK3"]

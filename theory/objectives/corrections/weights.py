@@ -190,6 +190,3 @@ class IcePop(Interval):
     def truncated(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
         """True where rho_t lies outside [lo, hi]."""
         return self.outside(log_gap_BT.exp())
-
-
-__all__ = ["IcePop", "MinPRO", "PrefixTIS", "SeqClip", "SeqTIS", "TokenClip", "TokenIS", "TokenTIS"]

@@ -44,5 +44,3 @@ PRESETS = (
     Objective("cppo", "group_norm", ratios.token, CPPO(), _WHOLE, token_mean, title="CPPO"),
 )  # fmt: skip
 """Name, advantage, ratio, trust region, correction, aggregation; the title is the name as papers spell it."""
-
-__all__ = ["PRESETS"]

@@ -78,5 +78,3 @@ class SqrtClip(Widths):
 PRESETS = (
     Objective("ctpo", "group_norm", ratios.prefix_product_token, SqrtClip(), NoCorrection(), token_mean, title="CTPO"),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "SqrtClip"]

@@ -75,5 +75,3 @@ PRESETS = (
         title="DeepSeek-V3.2's GRPO",
     ),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "SequenceMask"]

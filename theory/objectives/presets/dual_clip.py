@@ -59,5 +59,3 @@ PRESETS = (
         title="PPO with dual clip",
     ),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "DualClip"]

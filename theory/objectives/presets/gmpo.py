@@ -70,5 +70,3 @@ class GeometricClip(Widths):
 PRESETS = (
     Objective("gmpo", "group_norm", ratios.token, GeometricClip(), NoCorrection(), length_norm, title="GMPO"),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "GeometricClip"]

@@ -20,5 +20,3 @@ PRESETS = (
         "luspo", "group_norm", ratios.sequence_geometric, MinClip(3e-4, 4e-4), NoCorrection(), token_sum, title="LUSPO"
     ),
 )
-
-__all__ = ["PRESETS"]

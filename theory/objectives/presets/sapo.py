@@ -70,5 +70,3 @@ class SoftGate:
 PRESETS = (
     Objective("sapo", "group_norm", ratios.token, SoftGate(), NoCorrection(), length_norm, title="SAPO"),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "SoftGate"]

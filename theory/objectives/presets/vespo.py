@@ -76,5 +76,3 @@ class GammaKernel:
 PRESETS = (
     Objective("vespo", "group_norm", ratios.token, GammaKernel(), NoCorrection(), token_mean, title="VESPO"),
 )  # fmt: skip
-
-__all__ = ["PRESETS", "GammaKernel"]

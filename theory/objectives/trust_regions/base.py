@@ -1,8 +1,4 @@
-"""The interface of trust regions: a rule that turns ratio, advantage and log-probabilities into the term a token adds.
-
-Score regions weigh `A log pi` by a constant, the *whole* weight pi/mu (ratio times engine gap). Ratio regions take the
-ratio as it is, and only the engine gap old/mu from a correction. Weights come in as constants.
-"""
+"""The interface of trust regions: what turns ratio, advantage and log-probabilities into the term that a token adds."""
 
 from __future__ import annotations
 
@@ -91,6 +87,3 @@ def product(*factors: str) -> str:
 def stopped(weight: str) -> str:
     """The weight in a stop-gradient; empty stays empty."""
     return f"sg[{weight}]" if weight else ""
-
-
-__all__ = ["TRUST_REGIONS", "Tokens", "TrustRegion", "WeightRatio", "Widths", "product", "score", "stopped"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -47,7 +47,7 @@ def binary_kl(logp_p_BT: Float[Tensor, "*BT"], logp_q_BT: Float[Tensor, "*BT"]) 
 
 @dataclass(frozen=True)
 class DivergenceMask(Widths):
-    """M_t sg[w] A log pi, M_t = 0 where A pushes pi farther from an anchor from which it is already too far.
+    """M_t sg[w] A log pi, M_t = 0 where A pushes pi farther from mu, from which it is already too far.
 
     With w = pi/mu the gradient is M_t (pi/mu) A grad log pi, that of the papers' M_t (pi/mu) A; M_t is a stop, not a
     mask: a stopped token stays in every denominator. Updates that bring pi back are never stopped.
@@ -55,16 +55,9 @@ class DivergenceMask(Widths):
 
     weight_ratio: ClassVar[WeightRatio] = "pi/mu"
 
-    anchor: Literal["mu", "old"] = "mu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.anchor not in ("mu", "old"):
-            raise ValueError(f"anchor: expected 'mu' or 'old', got {self.anchor!r}")
-
     @abstractmethod
-    def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Bool[Tensor, "B T"]:
-        """True where pi is farther from the anchor than eps allows."""
+    def too_far(self, tokens: Tokens, eps_B1: Tensor) -> Bool[Tensor, "B T"]:
+        """True where pi is farther from mu than eps allows."""
 
     @property
     @abstractmethod
@@ -73,12 +66,11 @@ class DivergenceMask(Widths):
 
     @torch.no_grad()
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """Two masks: A > 0, pi above the anchor and too far, and A < 0, pi below it and too far."""
-        anchor_BT = tokens.logp_mu_BT if self.anchor == "mu" else tokens.logp_old_BT
+        """Two masks: A > 0, pi above mu and too far, and A < 0, pi below it and too far."""
         eps_B1 = pick(advantages_B1 > 0, self.eps_high, self.eps_low, like=tokens.logp_pi_BT)
-        far_BT = self.too_far(tokens, anchor_BT, eps_B1)
-        # Strict: a token at the anchor has not moved, and no bound stops it.
-        up_BT, down_BT = tokens.logp_pi_BT > anchor_BT, tokens.logp_pi_BT < anchor_BT
+        far_BT = self.too_far(tokens, eps_B1)
+        # Strict: a token at mu has not moved, and no bound stops it.
+        up_BT, down_BT = tokens.logp_pi_BT > tokens.logp_mu_BT, tokens.logp_pi_BT < tokens.logp_mu_BT
         return far_BT & up_BT & (advantages_B1 > 0), far_BT & down_BT & (advantages_B1 < 0)
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
@@ -89,9 +81,9 @@ class DivergenceMask(Widths):
 
     def formula(self, ratio: str, weight: str) -> str:
         """The term, with the rule for M_t."""
-        way = f"A log(pi_t/{self.anchor}_t) > 0"
+        stop = f"M_t = 0 where A log(pi_t/mu_t) > 0 and {self.rule}"
         eps = f"eps = {self.eps_high:g} where A > 0, {self.eps_low:g} where A < 0"
-        return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [M_t = 0 where {way} and {self.rule}; {eps}]"
+        return f"{product('M_t', stopped(weight), 'A', 'log pi_t')} [{stop}; {eps}]"
 
 
 @listed(TRUST_REGIONS)
@@ -99,8 +91,7 @@ class DivergenceMask(Widths):
 class BinaryTV(DivergenceMask):
     """DPPO-Binary-TV: too far where |pi_t - mu_t| > eps. Source: DPPO Eq. 12 and 13.
 
-    Differs from source: (1) eps may differ by direction, as in its authors' code in verl; (2) with `anchor="old"` the
-    divergence is that of staleness alone, which the paper finds unstable. eps 0.15 is that code's.
+    Differs from source: (1) eps may differ by direction, as in its authors' code in verl. eps 0.15 is that code's.
     """
 
     name: ClassVar[str] = "dppo_tv"
@@ -110,11 +101,11 @@ class BinaryTV(DivergenceMask):
 
     @property
     def rule(self) -> str:
-        return f"|pi_t - {self.anchor}_t| > eps"
+        return "|pi_t - mu_t| > eps"
 
-    def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """True where |pi - anchor| > eps."""
-        return binary_tv(tokens.logp_pi_BT, logp_anchor_BT) > eps_B1
+    def too_far(self, tokens: Tokens, eps_B1: Tensor) -> Tensor:
+        """True where |pi - mu| > eps."""
+        return binary_tv(tokens.logp_pi_BT, tokens.logp_mu_BT) > eps_B1
 
 
 @listed(TRUST_REGIONS)
@@ -132,11 +123,11 @@ class BinaryKL(DivergenceMask):
 
     @property
     def rule(self) -> str:
-        return f"KL(Ber({self.anchor}_t) || Ber(pi_t)) > eps"
+        return "KL(Ber(mu_t) || Ber(pi_t)) > eps"
 
-    def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
-        """True where the binary KL(anchor || pi) > eps."""
-        return binary_kl(logp_anchor_BT, tokens.logp_pi_BT) > eps_B1
+    def too_far(self, tokens: Tokens, eps_B1: Tensor) -> Tensor:
+        """True where the binary KL(mu || pi) > eps."""
+        return binary_kl(tokens.logp_mu_BT, tokens.logp_pi_BT) > eps_B1
 
 
 @listed(TRUST_REGIONS)
@@ -162,8 +153,8 @@ class CPPO(DivergenceMask):
     @property
     def rule(self) -> str:
         weights = f"w from 1 to {self.w_min:g} along the response"
-        budget = f"min(eps, eps + sum_(s<t) w_s ({self.delta_b:g} - |pi_s - {self.anchor}_s|))"
-        return f"w_t |pi_t - {self.anchor}_t| > {budget}, {weights}"
+        budget = f"min(eps, eps + sum_(s<t) w_s ({self.delta_b:g} - |pi_s - mu_s|))"
+        return f"w_t |pi_t - mu_t| > {budget}, {weights}"
 
     def position_weights(self, is_response_BT: Bool[Tensor, "B T"], like: Tensor) -> Float[Tensor, "B T"]:
         """w_t on response tokens, in [w_min, 1], 0 elsewhere; a response of one token has weight 1. CPPO Eq. 9."""
@@ -172,16 +163,13 @@ class CPPO(DivergenceMask):
         steps_B1 = (mask_BT.sum(1, keepdim=True) - 1).clamp(min=1)
         return mask_BT * (1 - (1 - self.w_min) * (mask_BT.cumsum(1) - 1) / steps_B1)
 
-    def too_far(self, tokens: Tokens, logp_anchor_BT: Tensor, eps_B1: Tensor) -> Tensor:
+    def too_far(self, tokens: Tokens, eps_B1: Tensor) -> Tensor:
         """True where the weighted divergence exceeds eps, or eps less the prefix's overspent budget."""
         # Off the mask both log-probabilities are 0, so that the prefix spends nothing there.
-        divergence_BT = binary_tv(tokens.logp_pi_BT, logp_anchor_BT)
+        divergence_BT = binary_tv(tokens.logp_pi_BT, tokens.logp_mu_BT)
         weight_BT = self.position_weights(tokens.is_response_BT, divergence_BT)
         spent_BT = weight_BT * divergence_BT
         saved_BT = self.delta_b * weight_BT - spent_BT
         # An exclusive cumulative sum, over s < t; savings do not widen the bound, a deficit narrows it.
         left_B0T = saved_BT.cumsum(1) - saved_BT
         return spent_BT > eps_B1 + left_B0T.clamp(max=0)
-
-
-__all__ = ["CPPO", "BinaryKL", "BinaryTV", "DivergenceMask", "binary_kl", "binary_tv"]

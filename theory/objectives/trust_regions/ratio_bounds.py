@@ -157,6 +157,3 @@ class WeightClip(RatioBounds):
     def formula(self, ratio: str, weight: str) -> str:
         """The term."""
         return product(stopped(product(weight, f"clip({ratio}, {self.low:g}, {self.high:g})")), "A", "log pi_t")
-
-
-__all__ = ["MinClip", "MiniRLMask", "NoRegion", "RatioBounds", "WeightClip", "held_ratio"]

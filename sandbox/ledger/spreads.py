@@ -1,0 +1,99 @@
+"""The recorded spread with which a prediction's seeds are planned, and the recorded time of a claim's runs.
+
+The SD is that of the prediction's arms at home, else of all arms that the ledger's predictions compare by that measure
+there, else the largest of the other regimes, with at least NUM_DF degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from sandbox.ledger import contrasts
+from sandbox.ledger.cells import Regime, finished
+from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+
+NUM_DF = 10
+"""The smallest number of degrees of freedom of a usable spread."""
+
+
+@dataclass(frozen=True)
+class ResidualSpread:
+    """A residual SD on a prediction's scale, and its source."""
+
+    sd: float
+    of: str
+
+
+class Spreads:
+    """The recorded spreads and times of a ledger's rows."""
+
+    def __init__(self, claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str, Row]) -> None:
+        self.claims, self.rows = claims, rows
+        self.regimes = {regime.name: regime for regime in regimes}
+        self.seeds = sorted({row["seed"] for row in rows.values()})
+        self.by_arm: dict[tuple[str, str], list[Row]] = {}
+        for row in rows.values():
+            self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
+
+    def of(self, prediction: Prediction, home: str) -> ResidualSpread:
+        """The spread with which a prediction is planned, by the module's rule; events and times need none."""
+        if prediction.measure.kind == "event":
+            return ResidualSpread(0.5, "the exact test")
+        if prediction.measure.kind == "time" and prediction.margin == 0.0:
+            return ResidualSpread(math.nan, "the rates")
+        arms = [arm for side in prediction.sides for arm in side]
+        alike = {arm.name for claim in self.claims for one in claim.predictions
+                 if (one.measure.name, one.scale) == (prediction.measure.name, prediction.scale)
+                 for side in one.sides for arm in side}  # fmt: skip
+        found = self._pooled(prediction, (self.rows_of(arm, home) for arm in arms))
+        if found is not None:
+            return ResidualSpread(found, "own arms")
+        found = self._pooled(prediction, (self.by_arm.get((home, name), []) for name in alike))
+        if found is not None:
+            return ResidualSpread(found, home)
+        others = {
+            name: sd
+            for name in self.regimes
+            if (sd := self._pooled(prediction, (self.by_arm.get((name, arm), []) for arm in alike))) is not None
+        }
+        worst = max(others, key=others.__getitem__, default=None)
+        return ResidualSpread(math.nan, "unknown") if worst is None else ResidualSpread(others[worst], worst)
+
+    def rows_of(self, arm: Arm, home: str) -> list[Row]:
+        """An arm's rows at home; none if home is not among the regimes."""
+        return finished(self.regimes[home], arm, self.seeds, self.rows) if home in self.regimes else []
+
+    def seconds(self, claim: Claim) -> float:
+        """Mean seconds of one thread per run of the claim, else of its home, else of all; nan without any."""
+        own = [row for arm in claim.arms for row in self.rows_of(arm, claim.home)]
+        for found in (own, [row for row in self.rows.values() if row["regime"] == claim.home], self.rows.values()):
+            times = [row.get("cpu_seconds") or row.get("seconds") for row in found]
+            known = [time for time in times if time]
+            if known:
+                return fmean(known)
+        return math.nan
+
+    def _pooled(self, prediction: Prediction, arms: Iterable[Sequence[Row]]) -> float | None:
+        """The residual SD over arms on the prediction's scale; None with fewer than NUM_DF degrees of freedom."""
+        total, df = 0.0, 0
+        for rows in arms:
+            values = np.array([prediction.measure.of(row) for row in rows], dtype=np.float64)
+            values = values[np.isfinite(values)]
+            if len(values) < 2:
+                continue
+            if prediction.scale == "ratio_of_means":
+                # The error of a ratio of means comes from each arm's spread relative to its own mean.
+                values = values / values.mean() if values.mean() > 0 else values
+            values = contrasts.on_scale(values, prediction.scale)
+            values = values[np.isfinite(values)]
+            if len(values) > 1:
+                total, df = total + float(values.var(ddof=1)) * (len(values) - 1), df + len(values) - 1
+        return math.sqrt(total / df) if df >= NUM_DF else None
+
+
+__all__ = ["NUM_DF", "ResidualSpread", "Spreads"]

@@ -1,0 +1,165 @@
+"""Laws of a session's handovers and ends, over parts that start nothing: who sleeps and who closes, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.util.placement_group import PlacementGroup
+
+from lab.interrupts import Interrupted
+from lab.records import RunFolder
+from scaled import session
+from scaled.cluster import rollout_group, usage
+from scaled.cluster.rank_group import RankDied
+from scaled.cluster.ray_cluster import Cluster, Place
+from scaled.cluster.rollout_group import RolloutGroup
+from scaled.cluster.saving import Checkpoints
+from scaled.cluster.training_group import TrainingGroup
+from scaled.cluster.transfer import Meter
+
+
+def test_ranks_leave_their_memory_before_engines_take_it() -> None:
+    """A turn of the engines begins with the ranks giving way; a turn of the ranks only puts engines to sleep. Both take
+    time that the step records."""
+    meter = Meter()
+    events: list[Any] = []
+    ranks, engines = object.__new__(TrainingGroup), object.__new__(RolloutGroup)
+    ranks.give_way = lambda: events.append("give way")
+    engines.turn = lambda awake: events.append(awake)
+    session._turn(meter, ranks, engines, True)
+    session._turn(meter, ranks, engines, False)
+    assert events == ["give way", True, False]
+    assert set(meter.take()) == {"timing_s/turn"}
+
+
+def test_engines_sleep_before_new_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may die while colocated engines are awake: they give their memory up before the next ranks take theirs."""
+    events: list[Any] = []
+    one = object.__new__(session.Session)
+    one.config, one.places = SimpleNamespace(takes_turns=True, cluster=SimpleNamespace(max_rank_restarts=1)), object()
+    one.interruptions = SimpleNamespace(begin=lambda *given: events.append("died"))
+    monkeypatch.setattr(session.Session, "_takes_turns", True)
+    ranks, engines = SimpleNamespace(close=lambda: None), SimpleNamespace(turn=lambda awake: events.append(awake))
+    monkeypatch.setattr(session.Session, "ranks", lambda self: events.append("ranks") or ranks)
+    monkeypatch.setattr(session.Session, "engines", lambda self: engines)
+
+    def steps(self, *parts):
+        if "died" not in events:
+            raise RankDied("rank 0", 0)
+
+    monkeypatch.setattr(session.Session, "_steps", steps)
+    one.train("none")
+    assert events == ["ranks", "died", False, "ranks"]
+
+
+def test_ranks_that_cannot_give_way_leave_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a rank dies in the first handover of memory, the ranks that live end before the next group starts."""
+    events: list[str] = []
+
+    def give_way() -> None:
+        if events == ["start"]:
+            raise RankDied("rank 1 of 2 died: its process ended", 1)
+
+    def group(*given: Any) -> Any:
+        events.append("start")
+        ranks = object.__new__(TrainingGroup)
+        ranks.give_way, ranks.close = give_way, lambda: events.append("end")
+        return ranks
+
+    one = object.__new__(session.Session)
+    one.config, one.places = SimpleNamespace(takes_turns=True, cluster=SimpleNamespace(max_rank_restarts=1)), object()
+    one.meter, one.interruptions = Meter(), SimpleNamespace(begin=lambda *given: None)
+    monkeypatch.setattr(session, "training_group", group)
+    monkeypatch.setattr(session.Session, "_takes_turns", True)
+    monkeypatch.setattr(session.Session, "engines", lambda self: None)
+    monkeypatch.setattr(session.Session, "_steps", lambda self, *parts: events.append("steps"))
+    one.train("none")
+    assert events == ["start", "end", "start", "steps", "end"]
+
+
+def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hashes of a run's files are taken once its open checkpoint is whole, and also where that fails."""
+    events: list[str] = []
+    monkeypatch.setattr(session, "finish", lambda config, folder: events.append("hashes"))
+    one = object.__new__(session.Session)
+    one.config = one.folder = None
+    checkpoints = object.__new__(Checkpoints)
+    checkpoints.finish = lambda: events.append("checkpoint")
+    one._finish(checkpoints)
+    assert events == ["checkpoint", "hashes"]
+
+    def full() -> None:
+        raise OSError("no space left")
+
+    checkpoints.finish = full
+    with pytest.raises(OSError, match="no space"):
+        one._finish(checkpoints)
+    assert events[2:] == ["hashes"]
+
+
+def test_an_interrupted_run_does_not_wait_for_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Engines end before the schedule is closed, which would wait for what they are sampling."""
+    events: list[str] = []
+
+    def interrupt(*given: Any) -> None:
+        raise Interrupted(15)
+
+    schedule = SimpleNamespace(start=interrupt, close=lambda: events.append("schedule"))
+    monkeypatch.setattr(session.Session, "probe", lambda self: None)
+    monkeypatch.setattr(session.Session, "schedule", lambda self, *parts: schedule)
+    monkeypatch.setattr(session, "Checkpoints", lambda *parts: SimpleNamespace(abandon=lambda: None))
+    monkeypatch.setattr(session, "RunRecorder", lambda *parts: None)
+    one = object.__new__(session.Session)
+    one.config = SimpleNamespace(
+        name="name",
+        num_steps=1,
+        checkpoint=SimpleNamespace(keep=1, asynchronous=None),
+        logging=SimpleNamespace(loggers=()),
+    )
+    one.folder = RunFolder(tmp_path)
+    one.interruptions = SimpleNamespace(resume=lambda step: None)
+    one.task = SimpleNamespace(tokenizer=SimpleNamespace(decode=None))
+    engines = object.__new__(RolloutGroup)
+    engines.close = lambda: events.append("engines")
+    with pytest.raises(Interrupted):
+        one._steps(object.__new__(TrainingGroup), engines, "none")
+    assert events == ["engines", "schedule"]
+
+
+def test_an_engine_returns_to_its_gpus() -> None:
+    """Ranks that start again may get each other's GPUs; the engines that live keep theirs, and so does a new one."""
+    places = {("engine", i): Place(bundle=i, shares=(i,)) for i in range(2)}
+    made = Cluster(True, object.__new__(PlacementGroup), places, Path(), devices={0: "0", 1: "1"})
+    first = [made._environment(places["engine", i], i)["CUDA_VISIBLE_DEVICES"] for i in range(2)]
+    made.devices = {0: "1", 1: "0"}
+    again = [made._environment(places["engine", i], i)["CUDA_VISIBLE_DEVICES"] for i in range(2)]
+    assert first == again == ["0", "1"]
+
+
+def test_a_role_that_does_not_answer_counts_from_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that were silent for a step have the seconds of two in the next, never those since their start."""
+    answers = iter([{1: 100.0}, {2: 50.0}, {1: 101.0}, {}, {1: 102.0}, {2: 52.0}])
+    monkeypatch.setattr(usage, "_seconds", lambda actors: next(answers))
+    processors = usage.Processors()
+    processors.take([], [])
+    assert processors.take([], []) == {"timing_s/cpu_ranks": 1.0}
+    assert processors.take([], []) == {"timing_s/cpu_ranks": 1.0, "timing_s/cpu_engines": 2.0}
+
+
+def test_a_push_that_breaks_off_leaves_no_part_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a rank's death in a push and the next whole push, a replaced engine gets no weights."""
+
+    def broken(*given):
+        yield "first bucket of version 8", 1
+        raise RankDied("rank 0", 0)
+
+    monkeypatch.setattr(rollout_group, "stored", broken)
+    group = object.__new__(RolloutGroup)
+    group.meter, group.bucket_bytes, group.convert = Meter(), 1, None
+    group._weights, group.version = ["all of version 7"], 7
+    with pytest.raises(RankDied):
+        group.load_weights((), 8)
+    assert (group._weights, group.version) == ([], -1)

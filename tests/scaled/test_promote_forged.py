@@ -1,0 +1,115 @@
+"""Refusals of a promotion: records that were made up, whole and with hashes made anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from firstorder.cli import main
+from firstorder.worlds import Schemas
+from lab.config.load import config_hash, load, to_yaml
+from lab.records import RunFolder
+from lab.strict import validate
+from lab.verdict import judge
+from scaled.config import ScaledRun
+from scaled.promotion_runs import read_run
+from tests.scaled.promotion_world import RULES, folder_of, refused, rewrite_row
+
+BLOCK = RULES.model_dump()
+
+
+def fall(folder: Path) -> None:
+    """A reward that falls from 0.40 to 0, in every line."""
+    for step in range(1, 5):
+        rewrite_row(folder, step, **{"reward/mean": 0.4 if step < 3 else 0.0})
+
+
+def renamed(folder: Path, seed: int, **blocks: dict[str, float | int]) -> Path:
+    """The run with another seed or block in its config and manifest, under the name that fits them, sealed."""
+    config = load(folder / "config.yaml", [], Schemas())
+    config = validate(type(config), config.model_dump(mode="json") | {"seed": seed} | blocks, "run")
+    (folder / "config.yaml").write_text(to_yaml(config))
+    run = RunFolder(folder)
+    run.write_manifest(run.manifest() | {"seed": seed})
+    run.seal()
+    run.write_verdict(judge(run.metrics(), config.verdict).to_json())
+    return folder.rename(folder.with_name(f"{folder.name[:17]}{config_hash(config)}"))
+
+
+def test_slackened_rules_do_not_judge(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reward that falls from 0.40 to 0 is a collapse, although the runs' own rules have patience with it."""
+    slack = {"verdict": {"min_steps": 1000, "patience": 900}}
+    folders = [renamed(folder_of("run", seed), seed, **slack) for seed in (0, 1)]
+    runs = [read_run(folder, Schemas()) for folder in folders]
+    assert [run.verdict.word for run in runs] == ["undecided", "undecided"]  # stricter rules count
+    slack = {"verdict": BLOCK | {"reward_min": 1.0}}
+    for folder in (renamed(folder, seed, **slack) for seed, folder in enumerate(folders)):
+        for path in (folder / "rollouts").iterdir():
+            path.unlink()
+        fall(folder)
+        RunFolder(folder).seal()
+    line = refused(capsys, "runs/run")
+    assert "rollouts: expected a trace of step 2, got none" in line
+
+
+def test_a_collapse_by_promotions_own_rules(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs' rules call the fall stable; promotion's do not. The traces, set aside here, would refuse it too."""
+    folder = folder_of("run", 0)
+    fall(folder)
+    folder = renamed(folder, 0, verdict=BLOCK | {"reward_min": 1.0})
+    monkeypatch.setattr("scaled.promotion_runs.check_traces", lambda *_: 2)
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "stable"
+    verdict = read_run(folder, Schemas()).verdict
+    assert verdict.word == "collapsed" and verdict.reasons[0].rule == "reward_fall"
+
+
+@pytest.mark.parametrize("name", ["reward/mean", "rollout_corr/k3_kl", "actor/entropy"])
+def test_metrics_that_the_traces_do_not_give(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rewritten number of a traced step is refused by name, also where the hashes were made anew."""
+    folder = folder_of("run", 1)
+    before = next(row[name] for row in RunFolder(folder).metrics() if row["step"] == 4)
+    rewrite_row(folder, 4, **{name: before * 1.01 + 1e-3})
+    RunFolder(folder).seal()
+    assert f"metrics.jsonl: {name}: expected {before:.6g} at step 4, which is what the trace" in refused(
+        capsys, "runs/run"
+    )
+
+
+def test_a_forged_second_seed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy of a run under another seed is refused, whole or with other traces, where the weights are the same."""
+    one = folder_of("run", 0)
+    forged = renamed(Path(shutil.copytree(one, one.with_name(f"20300101T000000Z-{one.name[-12:]}"))), 7)
+    assert "got the same rollouts/step-000002.safetensors in run/" in refused(capsys, one, forged)
+    for path in (forged / "rollouts").iterdir():
+        shutil.copy(folder_of("run", 1) / "rollouts" / path.name, path)
+    shutil.copy(folder_of("run", 1) / "metrics.jsonl", forged)
+    RunFolder(forged).seal()
+    assert "got the same checkpoints/step-000002/state.json in run/" in refused(capsys, one, forged)
+
+
+def test_a_run_that_was_continued_elsewhere_says_so(here: Path) -> None:
+    """A later process on another commit is in the evidence; one that differs in nothing is not."""
+    run = RunFolder(folder_of("run", 0))
+    for later in ({}, {"commit": "0" * 40}):
+        run.write_manifest(run.manifest() | {"resumed": [{"time": "2026-01-01T00:00:00Z", **later}]})
+        assert main(["promote", "runs/run", "--to", "target.yaml", "--out", f"new-{len(later)}.yaml"]) == 0
+        result = load(f"new-{len(later)}.yaml", [], Schemas())
+        assert isinstance(result, ScaledRun) and result.evidence is not None
+        told = [line for line in result.evidence.unknown if "it was continued with another" in line]
+        assert [line.endswith("with another commit than it began with.") for line in told] == [True] * len(later)
+
+
+def test_a_run_without_hashes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused, unless the reason is put on record; what is not known then is in the evidence."""
+    folder = folder_of("run", 0)
+    run = RunFolder(folder)
+    run.write_manifest({name: value for name, value in run.manifest().items() if name != "sha256"})
+    assert "manifest.json: expected the SHA-256 of the run's files, got none" in refused(capsys, "runs/run")
+    words = ["promote", "runs/run", "--to", "target.yaml", "--out", "old.yaml", "--allow-unstable", "a former version"]
+    assert main(words) == 0
+    result = load("old.yaml", [], Schemas())
+    assert isinstance(result, ScaledRun) and result.evidence is not None
+    assert any("manifest.json has no hashes" in line for line in result.evidence.unknown)
