@@ -1,6 +1,6 @@
 """The responses in progress between two global steps, as tensors of a checkpoint: a resumed run continues them.
 
-`rollout_tensors` and `rollouts_of` are for any rollouts. Letters: J responses in progress, A all their tokens, R all
+`rollout_tensors` and `rollouts_of` work for any rollouts. Letters: J responses in progress, A all their tokens, R all
 their routing rows.
 """
 
@@ -21,7 +21,7 @@ from theory.top_tokens import TopTokens
 
 PREFIX = "backlog."
 FINISHES: tuple[Finish, ...] = ("stop", "length", "abort", "turns")
-"""Checkpoints hold the place in this list: a new one goes to its end."""
+"""Checkpoints store indices into this tuple: append new values."""
 
 
 def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def rollout_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
 def _response_tensors(rollouts: Rollouts) -> dict[str, Tensor]:
     each = rollouts.responses
     is_response = torch.cat([r.is_response for r in each])
-    # Only turns have observations.
+    # Only responses of several turns have observations.
     observed = {} if bool(is_response.all()) else {"is_response": is_response}
     return observed | {
         "num_tokens": torch.tensor([len(r.tokens) for r in each]),
@@ -119,6 +119,6 @@ def _response(
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
     # `Response.versions` is empty for a single version, as before the round trip.
     stretches = tuple((t, versions[t]) for t in starts) if len(starts) > 1 else ()
-    # A response without a token has no version; nothing asks for it.
+    # An empty response has no version, and nothing reads it.
     oldest = min(versions, default=0)
     return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)

@@ -46,7 +46,7 @@ Found = TypeVar("Found", Checkpoint, ShardedCheckpoint)
 def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | None:
     """The last of these checkpoints; where it is damaged, ValueError names the newest whole one before it.
 
-    A person decides whether to continue from that one, because other files may be damaged too.
+    The user decides whether to continue from that one, because other files may be damaged too.
     """
     for folder in folders[-1:]:
         try:

@@ -41,7 +41,7 @@ def size(view: View) -> float | None:
 
 
 def sure_ratio(view: View) -> float | None:
-    """Ratio of the medians of |d| / (1 - p) on nearly sure tokens, 0.99 < p < 0.9995, and where p < 0.99.
+    """Ratio of the medians of |d| / (1 - p) on nearly sure tokens, 0.99 < p < 0.9995, to that where p < 0.99.
 
     Rounding moves all logits alike; a policy gradient moves least where the policy is sure.
     """
@@ -94,7 +94,7 @@ def correlation(view: View) -> float | None:
 
 
 def noise_share(view: View) -> float | None:
-    """Share of d^2 that does not repeat when a token follows the same context again, in [0, 1] up to sampling.
+    """Share of d^2 that does not repeat when a token follows the same context again, in [0, 1] up to sampling error.
 
     sum over groups of m equal draws of m s^2 / sum of d^2, s^2 the unbiased variance of d within the group: 1 for
     independent noise of mean 0, 0 for engines that are functions of the context.

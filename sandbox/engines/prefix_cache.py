@@ -54,10 +54,10 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """At most `max_bytes` of sequences, all computed with the engine's present weights (`clear` when they change).
+    """At most `max_bytes` of sequences, all computed with the engine's current weights (`clear` when they change).
 
     The least recently used sequences are dropped to make room. No sequence is a prefix of another: a longer one
-    replaces its own prefix, as it serves every use of it.
+    replaces its own prefix, since it serves every use of the shorter one.
     Laws: tests/sandbox/engines/test_prefix_cache.py.
     """
 

@@ -31,7 +31,7 @@ def run_prompts(
     """Runs each prompt once; its keys, values, routes and first logits go to the `num_copies` responses of its group.
 
     The KV cache has room for `room` more tokens. One forward pass runs all prompts without a known prefix; the others,
-    which start where their prefix ends, run in as few passes as fit.
+    which start where their prefix ends, are packed greedily into passes that fit.
     """
     found = [None if prefixes is None else prefixes.find(prompt.tokens) for prompt in prompts]
     capacity = max(len(prompt.tokens) for prompt in prompts) + room

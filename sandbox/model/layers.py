@@ -43,7 +43,7 @@ class Pass(Products):
 
 
 def matrix(*shape: int) -> nn.Parameter:
-    """A parameter of zeros, to be drawn or loaded."""
+    """A parameter of zeros, to be initialised or loaded."""
     return nn.Parameter(torch.zeros(shape))
 
 
@@ -139,7 +139,7 @@ class ExpertMLP(nn.Module):
         self.router = matrix(E, D)
         self.gate_up = matrix(E, D, 2 * width)
         self.down = matrix(E, width, D)
-        # A sigmoid gate has a bias that affects the choice only and gets no gradient (DeepSeek-V3).
+        # A sigmoid gate has a bias that affects only the choice and gets no gradient (DeepSeek-V3).
         self.register_buffer("selection_bias", torch.zeros(E) if config.gate.score == "sigmoid" else None)
         self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
         self.shared_gate = matrix(1, D) if config.shared_expert_gate else None

@@ -45,7 +45,7 @@ def cold_start(
     max_turns: int = 1,
     report: Report | None = None,
 ) -> tuple[MoE, dict[str, float]]:
-    """The model after its supervised stage, and {"accuracy", "num_updates"}; from the cache if it is there.
+    """The model after its supervised stage, and {"accuracy", "num_updates"}; read from the cache where it is there.
 
     `description` holds the parts of the config that define the model and the task. `report(update, loss, accuracy)` is
     called at every check. Raises ValueError if the target is not reached within `max_updates`, or if all of the
@@ -60,7 +60,7 @@ def cold_start(
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Of runs that start together one trains; the others wait here and then find its folder.
+    # Of several runs that start at once, one trains; the others wait here and then find its folder.
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             summary = _train(model, task, block, limits, report)

@@ -57,7 +57,7 @@ class SimulatedEngines:
         # An engine on GPUs of its own fails alone; one that shares them goes down with their rank.
         own = config.cluster.placement == "separate"
         self.failure = [self._until_failure() if own else math.inf for _ in range(self.block.num_engines)]
-        # Cached, as it is asked whenever a response ends; the context is the plan's mean, so that both agree.
+        # Cached, because it is called whenever a response ends; the context is the plan's mean, so that both agree.
         self.decode = functools.cache(
             lambda active: rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
@@ -67,7 +67,7 @@ class SimulatedEngines:
         return self._drawn(self.num_responses, step) if self.groups is None else self._batches[step]
 
     def forget(self, step: int) -> None:
-        """Drops the lengths of the steps before this one, which no failure brings back."""
+        """Drops the lengths of the steps before this one, which no restart needs again."""
         self._batches = {number: found for number, found in self._batches.items() if number >= step}
 
     def _group(self, number: int) -> list[int]:
