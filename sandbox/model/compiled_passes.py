@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sandbox.kernels import round_up
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.elementwise import rms_norm
+from sandbox.kernels.compiled.elementwise import plain, rms_norm
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
-from sandbox.kernels.compiled.ops import LANES, check_ids, pack, plain, product_of
+from sandbox.kernels.compiled.ops import LANES, check_ids, pack, product_of
 from sandbox.kernels.compiled.rounding import address_of, rounded
 from sandbox.kernels.compiled.self_attention import QK_NORMS
 from sandbox.kernels.experts import ascending

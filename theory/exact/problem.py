@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float
+from torch import Tensor
 
 from theory.exact.levels import Edges
 from theory.exact.policies import TreePolicy

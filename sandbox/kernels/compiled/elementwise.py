@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.ops import plain
 from sandbox.kernels.elementwise import apply
+
+
+def plain(x: Tensor) -> Tensor:
+    """x as the kernels take it: contiguous float32. Raises ValueError for another dtype."""
+    if x.dtype != torch.float32:
+        raise ValueError(f"compile: expected float32 tensors with compile: true, got {x.dtype}")
+    return x.contiguous()
 
 
 class _RMSNorm(Function):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.ops import check_ids, plain
+from sandbox.kernels.compiled.elementwise import plain
+from sandbox.kernels.compiled.ops import check_ids
 from sandbox.kernels.elementwise import apply
 from theory.routing import gates
 from theory.routing.gates import Gate

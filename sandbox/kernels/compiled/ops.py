@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from sandbox.kernels.compiled.build import library
+from sandbox.kernels.compiled.elementwise import plain, swiglu
 from sandbox.kernels.elementwise import apply
 from sandbox.kernels.experts import ascending, grouped_experts_by
 from sandbox.kernels.numerics import EXACT, Numerics
@@ -22,13 +23,6 @@ from sandbox.kernels.products import round_up
 
 # Must equal the constants of the C++ sources.
 LANES, PANEL, CHUNK = 8, 16, 96
-
-
-def plain(x: Tensor) -> Tensor:
-    """x as the kernels take it: contiguous float32. Raises ValueError for another dtype."""
-    if x.dtype != torch.float32:
-        raise ValueError(f"compile: expected float32 tensors with compile: true, got {x.dtype}")
-    return x.contiguous()
 
 
 def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sandbox.kernels.compiled.build import library
-from sandbox.kernels.compiled.ops import LANES, plain
+from sandbox.kernels.compiled.elementwise import plain
+from sandbox.kernels.compiled.ops import LANES
 from sandbox.kernels.elementwise import apply
 from sandbox.kernels.interface import Heads
 from sandbox.kernels.products import round_up
