@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from firstorder.options import Debug
 
 FAULT = 3
 """The exit code where a fault is named, or the doctor is undecided."""
@@ -26,47 +28,55 @@ def _list_formats(asked: bool) -> None:
     raise typer.Exit
 
 
+Traces = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="TRACE_OR_FOLDER...", help="Traces or dumps (.safetensors, .jsonl, .parquet, .pt), or a run's folder."
+    ),
+]
+Page = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with pictures.")]
+Columns = Annotated[
+    str | None, typer.Option(metavar="OURS=THEIRS,...", help="Names of the file's columns, for a dump of any kind.")
+]
+Old = Annotated[Path | None, typer.Option(metavar="FILE", help="The trainer's side, for a dump of the engine alone.")]
+FailOn = Annotated[
+    str, typer.Option(metavar="CAUSES", help="Faults that make the exit code 3: any, none, or causes by name.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+Localise = Annotated[
+    bool,
+    typer.Option("--localise", help="Name the first module that departs from the model, or from the other dump."),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The Hugging Face folder of old's weights: tries replay on it, or rules routers out if it is dense; "
+        "with --localise, compares with it.",
+    ),
+]
+Precision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="With --localise: fp32, bf16, fp16 or fp8; else the dump's own.")
+]
+ListFormats = Annotated[
+    bool,
+    # Eager, so that it is answered where no TRACE is given.
+    typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List the formats, and stop."),
+]
+
+
 def doctor(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="TRACE_OR_FOLDER...",
-            help="Traces or dumps (.safetensors, .jsonl, .parquet, .pt), or a run's folder.",
-        ),
-    ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write a page with pictures.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="OURS=THEIRS,...", help="Names of the file's columns, for a dump of any kind.")
-    ] = None,
-    old: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The trainer's side, for a dump of the engine alone.")
-    ] = None,
-    fail_on: Annotated[
-        str, typer.Option(metavar="CAUSES", help="Faults that make the exit code 3: any, none, or causes by name.")
-    ] = "any",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")] = False,
-    where: Annotated[
-        bool,
-        typer.Option("--localise", help="Name the first module that departs from the model, or from the other dump."),
-    ] = False,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="The Hugging Face folder of old's weights: tries replay on it, or rules routers out if it is dense; "
-            "with --localise, compares with it.",
-        ),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With --localise: fp32, bf16, fp16 or fp8; else the dump's own."),
-    ] = None,
-    list_formats: Annotated[
-        bool,
-        # Eager, so that it is answered where no TRACE is given.
-        typer.Option("--list-formats", is_eager=True, callback=_list_formats, help="List the formats, and stop."),
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+    traces: Traces,
+    out: Page = None,
+    columns: Columns = None,
+    old: Old = None,
+    fail_on: FailOn = "any",
+    as_json: AsJson = False,
+    where: Localise = False,
+    model: Model = None,
+    precision: Precision = None,
+    list_formats: ListFormats = False,
+    debug: Debug = False,
 ) -> None:
     """Diagnose a pair of engines, with evidence and a fix: precision, routing, weights of another version, a sampling
     mask, a temperature, values that are shifted, missing or filled with zeros.
@@ -98,21 +108,26 @@ def doctor(
     at the same weights), and if it has them the experts of both. docs/doctor.md has the formats, what each dump lacks,
     and how often the diagnosis is right.
     """
-    from firstorder.findings import look, write_page
-    from lab.doctor.importers.columns import parse
-    from lab.doctor.words import plain
-
     logs = [] if where else _replay_logs(traces)
     _check_ignored(where, bool(logs), out=out, old=old, columns=columns, model=model, precision=precision)
     if where:
         _localise(traces, model, precision, as_json, fail_on)
-        return
-    if logs:
+    elif logs:
         _replay_log(logs, as_json, fail_on)
-        return
-    _check_options(traces, out, old, model)
-    failing, names = _failing(fail_on), None if columns is None else parse(columns)
-    visit = look(traces, names, old, model, as_json)
+    else:
+        _check_options(traces, out, old, model)
+        _diagnose(traces, columns, old, model, out, as_json, _failing(fail_on))
+
+
+def _diagnose(
+    traces: list[Path], columns: str | None, old: Path | None, model: Path | None, out: Path | None, as_json: bool,
+    failing: Container[str],
+) -> None:  # fmt: skip
+    from firstorder.findings import look, write_page
+    from lab.doctor.importers.columns import parse
+    from lab.doctor.words import plain
+
+    visit = look(traces, None if columns is None else parse(columns), old, model, as_json)
     if as_json:
         told = plain({name: objects for name, objects in visit.told.items() if objects})
         typer.echo(json.dumps(told, indent=2, allow_nan=False))

@@ -112,7 +112,7 @@ class ReplayLog:
             f"R3 trace: {verdict}.",
             f"Do first: {first}",
             f"  {self.num_compared} fetched samples compared with {len(self.sampled)} of the rollout; "
-            f"{sum(self.forwards.values())} replayed passes of {layers} layers verified.",
+            f"{sum(self.forwards.values())} replayed layer passes over {layers} layers verified.",
             "  The trace holds only digests: the gap between the engines needs train_data_step{N}.jsonl.",
         ]
 

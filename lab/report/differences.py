@@ -40,7 +40,7 @@ def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     distinguishes all of its values.
     """
     found: dict[str, tuple[str, ...]] = {}
-    for path, values in _leaves([run.config for run in runs], ()):
+    for path, values in leaves([run.config for run in runs]):
         if path[0] not in NOT_HASHED:
             found[".".join(path)] = tuple(map(_text, values))
     columns = [run.row() | {"label": run.label} for run in runs]
@@ -48,13 +48,13 @@ def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     return [Difference(field, _short(field, list(kept)), values) for field, values in kept.items()]
 
 
-def _leaves(blocks: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> list[tuple[tuple[str, ...], list[Any]]]:
+def leaves(blocks: Sequence[Mapping[str, Any]], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Any]]]:
     """Path and values of every difference; blocks are compared key by key only where every config has one."""
     found = []
     for key in dict.fromkeys(key for block in blocks for key in block):
         values = [block.get(key, UNSET) for block in blocks]
         if all(isinstance(value, Mapping) for value in values):
-            found += _leaves(values, (*path, str(key)))
+            found += leaves(values, (*path, str(key)))
         elif any(value != values[0] for value in values):
             found.append(((*path, str(key)), values))
     return found

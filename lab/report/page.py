@@ -53,18 +53,21 @@ def page(template: str, drawn: Iterable[Drawn], *, num_runs: int = 0, own: Path 
         glossary=glossary,
         palette=PALETTE,
         height=HEIGHT,
-        payload=_payload(list(drawn), num_runs),
+        payload=embedded(_payload(list(drawn), num_runs)),
         plotly=Markup(get_plotlyjs()),
     )
 
 
-def _payload(drawn: Sequence[Drawn], num_runs: int) -> Markup:
-    """The data of the page's script as JSON; it has no `<`, so nothing in it can end the script element."""
-    payload = {
+def embedded(data: Any) -> Markup:
+    """Data for a page's script as JSON; it has no `<`, so nothing in it can end the script element."""
+    return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def _payload(drawn: Sequence[Drawn], num_runs: int) -> dict[str, Any]:
+    return {
         "height": HEIGHT, "margin": MARGIN, "num_runs": num_runs, "palette": [asdict(ink) for ink in PALETTE],
         "figures": [_figure(*one) if isinstance(one, tuple) else _figure(one) for one in drawn],
     }  # fmt: skip
-    return Markup(json.dumps(payload, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _figure(figure: Figure, shown_in: str | None = None) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.colors import to_hex
 
-from lab.report.page import page
+from lab.config.load import NOT_HASHED
+from lab.report.differences import leaves
+from lab.report.page import embedded, page
 from lab.report.style import number
 from lab.strict import validate
 from sandbox.border.pictures import COLOURS, GAP_WORDS, TITLES
@@ -55,13 +56,8 @@ def explorer(rows: Mapping[str, Row], regime: Regime) -> str:
     }  # fmt: skip
     return page(
         "explorer.html.jinja", (), own=Path(__file__).parent / "template", title="Where training breaks, run by run",
-        total=len(table), num_collapsed=int(table["collapsed"].to_numpy(dtype=float).sum()), data=_json(data),
+        total=len(table), num_collapsed=int(table["collapsed"].to_numpy(dtype=float).sum()), data=embedded(data),
     )  # fmt: skip
-
-
-def _json(data: object) -> Markup:
-    """JSON without `<`, so that nothing in it can end the script element that holds it."""
-    return Markup(json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _id(place: Mapping[Any, Any]) -> str:
@@ -114,6 +110,7 @@ def _updates(regime: Regime) -> int:
 
 
 SEED = "{seed}"
+SEEDS = ("seed", "cold_start.seed")
 
 
 def command(regime: Regime, gap: str, remedy: str, n: int, preset: str) -> str:
@@ -125,23 +122,14 @@ def command(regime: Regime, gap: str, remedy: str, n: int, preset: str) -> str:
     made = cell(regime, at(gap, remedy, n, preset), 0).config
     before = validate(SandboxRun, json.loads(regime.stated), f"regime {regime.name}")
     old, new = (config.model_dump(mode="json", exclude_unset=True) for config in (before, made))
-    words = [f"--{name} {shlex.quote(value)}" for name, value in _differences(old, new)]
+    # A cell lacks the fields that decide no bit, such as its loggers.
+    changes = {".".join(path): values[1] for path, values in leaves([old, new]) if path[0] not in NOT_HASHED}
     # Its initial model has the run's own seed, too. `made` has 0 for both.
     seeds = f"--name {made.name.removesuffix('0')}{SEED} --seed {SEED} --cold_start.seed {SEED}"
+    words = [f"--{name} {_yaml(value)}" for name, value in changes.items() if name not in SEEDS]
     return " ".join([f"firstorder train configs/claims/{regime.name}.yaml --compile true {seeds}", *words])
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names of the fields of `after` that `before` lacks or has with another value, and their YAML values."""
-    for name, value in after.items():
-        path = f"{head}{name}"
-        if path in ("name", "seed", "cold_start.seed"):
-            continue
-        old = before.get(name)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            yield from _differences(old, value, f"{path}.")
-        elif value != old:
-            yield path, value if isinstance(value, str) else json.dumps(value)
-
-
-__all__ = ["SEED", "command", "explorer"]
+def _yaml(value: object) -> str:
+    """The value as a word of a shell that YAML reads back."""
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))

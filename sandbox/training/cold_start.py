@@ -48,8 +48,8 @@ def cold_start(
     """The model after its supervised stage, and {"accuracy", "num_updates"}; read from the cache where it is there.
 
     `description` holds the parts of the config that define the model and the task. `report(update, loss, accuracy)` is
-    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if all of the
-    teacher's responses are longer than `max_tokens`.
+    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if every response
+    of the teacher's first batch is longer than `max_tokens`.
     """
     block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
     limits = {"max_tokens": max_tokens, "max_turns": max_turns}
