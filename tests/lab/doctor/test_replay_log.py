@@ -68,7 +68,7 @@ def test_whole_replay_is_said_to_be_whole(tmp_path: Path, capsys: pytest.Capture
         assert main(["doctor", *arguments]) == 0
         told = capsys.readouterr().out
         assert told.startswith("R3 trace: replay is complete.") and "2 fetched samples compared with 2" in told
-        assert "2 replayed passes of 2 layers" in told
+        assert "2 replayed layer passes over 2 layers" in told
 
 
 @pytest.mark.parametrize(("kept", "lacks"), [(WHOLE[:2], "fetch by a trainer"), (WHOLE[2:4], "payload of a rollout")])
