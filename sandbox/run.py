@@ -18,7 +18,7 @@ from lab.loggers import build_loggers
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
-from lab.tasks import DemonstratedTask, TextTask
+from lab.tasks import DemonstratedTask, TextTask, check_vocabulary
 from lab.tasks import build as build_task
 from lab.tasks.jsonl import ProblemTask
 from lab.tasks.tokenizers import load_tokenizer
@@ -122,6 +122,7 @@ def _check_shape(config: SandboxRun, task: TextTask) -> None:
         check_memory(config, shape)
     else:
         shape = read_config(config.model.path)
+        check_vocabulary(config.task, task, shape.vocab_size)
         config.check_routers(shape)
     if isinstance(task, ProblemTask):
         longest = task.longest_prompt
@@ -189,6 +190,7 @@ def initial_model(config: SandboxRun, task: TextTask, progress: ProgressKind) ->
     block = config.model
     if block.path is not None:
         model = load_model(Path(block.path))
+        check_vocabulary(config.task, task, model.config.vocab_size)  # for commands that make no run
     else:
         # Runs that share a cold start differ in `seed` alone, so the first weights come from the cold start's own seed.
         seed = config.seed if config.cold_start is None else config.cold_start.seed

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from lab.hf import ModelShape
-from lab.tasks import TextTask
+from lab.tasks import TextTask, check_vocabulary
 from lab.tasks import build as build_task
 from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
@@ -30,7 +30,7 @@ def ready(config: ScaledRun) -> tuple[dict[str, str], ModelShape, TextTask]:
     versions = installed()
     shape = check_config(config)
     task = open_task(config)
-    check_vocabulary(config, task, shape)
+    check_vocabulary(config.task, task, shape.vocab_size)
     check_prompts(config, task)
     return versions, shape, task
 
@@ -49,16 +49,6 @@ def open_task(config: ScaledRun) -> TextTask:
     """The config's task, with the model folder's tokenizer where the task brings none of its own."""
     tokenizer = load_tokenizer(Path(config.model.path)) if config.task.needs_tokenizer else None
     return build_task(config.task, tokenizer=tokenizer)
-
-
-def check_vocabulary(config: ScaledRun, task: TextTask, shape: ModelShape) -> None:
-    """ValueError unless a task's own characters are the whole vocabulary; a folder's tokenizer may leave ids unused."""
-    needed, has = task.tokenizer.vocab_size, shape.vocab_size
-    # With more ids than characters, mu could sample one that `CharTokenizer.decode` refuses.
-    own = not config.task.needs_tokenizer
-    if needed > has or (own and needed != has):
-        least = "" if own else "at least "
-        raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {has}")
 
 
 def check_prompts(config: ScaledRun, task: TextTask) -> None:
@@ -106,5 +96,5 @@ def installed() -> dict[str, str]:
     return versions
 
 
-__all__ = ["NEEDED", "TRIED", "check_config", "check_prompts", "check_version", "check_vocabulary"]
+__all__ = ["NEEDED", "TRIED", "check_config", "check_prompts", "check_version"]
 __all__ += ["installed", "open_task", "ready"]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 from theory.fields import About, require_ranges
 from theory.objectives import Objective
-from theory.routing.passes import MODES, PASSES, Mode, ModePlan
+from theory.routing.passes import IN_WORDS, MODES, PASSES, Mode, ModePlan
 from theory.routing.predictor import PredictorSettings
 
 COMPARED_ROWS = 2**16
@@ -104,7 +104,7 @@ class Algorithm(SamplingSettings, BatchSettings):
     """
 
     objective: Objective
-    mode: Annotated[str, About("whose experts are replayed: none, R2 (old's), R3 (mu's), Pr2, Pr3")] = "none"
+    mode: Annotated[str, About(f"whose experts are replayed: {IN_WORDS}")] = "none"
     old_gates: Annotated[
         Literal["predicted", "live"], About("gates of Pr2's old pass: the predicted ones (Pr2 Eq. 6), or the live ones")
     ] = "predicted"

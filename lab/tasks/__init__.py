@@ -35,4 +35,13 @@ def build(config: TaskBlock, tokenizer: Tokenizer | None = None) -> TextTask:
     return config.task(tokenizer)
 
 
-__all__ = ["DemonstratedTask", "Task", "TaskBlock", "TaskConfig", "TextTask", "Tokenizer", "build"]
+def check_vocabulary(config: TaskBlock, task: TextTask, vocab_size: int) -> None:
+    """ValueError unless a model of so many tokens fits the task: a task's own characters must be the whole vocabulary,
+    or mu could sample an id that has no character; the tokenizer of a model's folder may leave ids unused."""
+    needed = task.tokenizer.vocab_size
+    if vocab_size < needed or (vocab_size > needed and not config.needs_tokenizer):
+        least = "at least " if config.needs_tokenizer else ""
+        raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {vocab_size}")
+
+
+__all__ = ["DemonstratedTask", "Task", "TaskBlock", "TaskConfig", "TextTask", "Tokenizer", "build", "check_vocabulary"]

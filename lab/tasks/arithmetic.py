@@ -64,7 +64,7 @@ class ArithmeticConfig(TaskBlock):
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The teachers that can cold-start a model on the task; the first is the default."""
+        """The styles of its demonstrations."""
         return tuple(STYLES)
 
     @property

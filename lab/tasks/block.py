@@ -66,6 +66,11 @@ class TaskBlock(Strict):
         """The files or folders that the block only names; none for a task that makes its own problems."""
         return ()
 
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The teachers that can cold-start a model on the task, the default first; none without demonstrations."""
+        return ()
+
     @abstractmethod
     def task(self, tokenizer: Tokenizer | None) -> TextTask:
         """The task; `tokenizer` is given where `needs_tokenizer`. ValueError for an error in the config or the file."""

@@ -65,7 +65,7 @@ class CountdownConfig(TaskBlock):
 
     @property
     def teachers(self) -> tuple[str, ...]:
-        """The teachers that can cold-start a model on the task; the first is the default."""
+        """The styles of its demonstrations."""
         return TEACHERS
 
 

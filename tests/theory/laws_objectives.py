@@ -30,7 +30,7 @@ from tests.theory.objective_batches import (
     tv_far,
     unsigned_stops,
 )  # fmt: skip
-from theory.objectives import Objective, correction, preset
+from theory.objectives import PRESETS, Objective, correction, preset
 from theory.objectives import trust_regions as tr
 from theory.objectives.presets.ctpo import SqrtClip
 from theory.objectives.presets.deepseek import SequenceMask
@@ -170,8 +170,8 @@ CORRECTION_ROWS = {
 
 
 def fits(preset_name: str, correction_name: str) -> bool:
-    """Whether the preset takes the correction: VESPO's kernel weighs by pi/mu itself, and has no weight beside it."""
-    return preset_name != "vespo" or not correction(correction_name).weighted
+    """Whether the preset takes the correction: a region that weighs by pi/mu itself has no weight beside it."""
+    return PRESETS[preset_name].trust_region.weight_ratio != "none" or not correction(correction_name).weighted
 
 
 def tuned(preset_name: str, correction_name: str | None) -> Objective:

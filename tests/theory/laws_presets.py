@@ -42,8 +42,9 @@ class PresetRow:
 
     `stops` are its bounds, `eps` the papers' widths. `scored`, `divergence` as in `RegionRow`; `ratio` is False where
     there is none, `sequence` True where it is a response's. `symmetric` are the numbers under which both signs of A
-    have one rule, `curved` says that the value is no constant times a ratio, and `replayed` that the ratio's value is
-    not what its gradient is of: that of a whole prefix, with the token's own pi alone.
+    have one rule, and `replayed` says that the ratio's value is not what its gradient is of: that of a whole prefix,
+    with the token's own pi alone. `second` makes the second derivative of one response's terms from their gradient,
+    token by token. `shows_widths`: formulas print eps, not the bound 1 + eps.
     """
 
     advantage: str
@@ -58,8 +59,35 @@ class PresetRow:
     divergence: bool = False
     sequence: bool = False
     symmetric: dict[str, float] | None = None
-    curved: bool = False
     replayed: bool = False
+    second: Callable[[Tensor], Tensor] | None = None
+    """None: that of a constant times a score (0), a token's ratio or a response's, whichever the row says."""
+    shows_widths: bool = False
+
+    def hessian(self, gradient_T: Tensor) -> Tensor:
+        """The second derivative of the sum of a response's terms, (T, T)."""
+        of_ratio = _of_a_response if self.sequence else _of_a_token
+        return (self.second or (no_second if self.scored else of_ratio))(gradient_T)
+
+
+def no_second(gradient_T: Tensor) -> Tensor:
+    """The slope is a constant of pi, which nothing differentiates again."""
+    return torch.zeros(len(gradient_T), len(gradient_T), dtype=gradient_T.dtype)
+
+
+def _of_a_token(gradient_T: Tensor) -> Tensor:
+    """d/dlog pi of w r A is w r A again: the gradient on the diagonal."""
+    return gradient_T.diag()
+
+
+def _of_a_response(gradient_T: Tensor) -> Tensor:
+    """s A on each token: the derivative by each of its tokens is the gradient over |y|."""
+    return (gradient_T[:, None] / len(gradient_T)).expand(-1, len(gradient_T))
+
+
+def _of_unstopped_tokens(gradient_T: Tensor) -> Tensor:
+    """GMPO: s A / |y| on unstopped tokens, and its derivative by each of them the same over |y|."""
+    return gradient_T[:, None] * (gradient_T != 0) / len(gradient_T)
 
 
 def _gspo_stops(x: Response) -> list[tuple[bool, bool]]:
@@ -81,7 +109,7 @@ def _diverging(advantage: str, aggregation: str, far: Callable[[Response, float]
     def bounds(low: float, high: float) -> Stops:
         return divergence_stops(far, low, high)
 
-    whole = {"numerator": "pi", "weights": lambda gap: gap, "divergence": True}
+    whole = {"numerator": "pi", "weights": lambda gap: gap, "divergence": True, "shows_widths": True}
     return _stopping(advantage, aggregation, bounds, (eps, eps), **whole)
 
 
@@ -116,7 +144,7 @@ PRESET_ROWS = {
     ),
     "luspo": PresetRow("group_norm", "token_sum", _gspo, _gspo_stops, (3e-4, 4e-4), scored=False, sequence=True),
     "sapo": PresetRow(
-        "group_norm", "length_norm", gated(1.0, 1.05), scored=False, curved=True, symmetric={"tau_neg": 1.0}
+        "group_norm", "length_norm", gated(1.0, 1.05), scored=False, second=no_second, symmetric={"tau_neg": 1.0}
     ),
     "gmpo": PresetRow(
         "group_norm",
@@ -125,7 +153,8 @@ PRESET_ROWS = {
         geometric_stops(0.4, 0.4),
         (0.4, 0.4),
         scored=False,
-        curved=True,
+        second=_of_unstopped_tokens,
+        shows_widths=True,
         symmetric=_WIDE_OPEN,
     ),
     "vespo": PresetRow(
@@ -139,6 +168,7 @@ PRESET_ROWS = {
         (0.025, 0.05),
         scored=False,
         replayed=True,
+        shows_widths=True,
         symmetric=_WIDE_OPEN | {"eps_c": math.inf},
     ),
     "deepseek_v32": _stopping(

@@ -6,6 +6,7 @@ import pytest
 
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import preset
+from theory.routing.passes import MODES
 
 
 def test_warm_up_is_linear_then_constant():
@@ -18,7 +19,7 @@ def test_warm_up_is_linear_then_constant():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mode": "R4"}, "expected one of none, R2, R3, Pr2, Pr3, got 'R4'"),
+        ({"mode": "R"}, f"expected one of {', '.join(MODES)}, got 'R'"),
         ({"num_prompts": 6, "num_minibatches": 4}, "num_minibatches: expected a divisor of num_prompts = 6, got 4"),
         ({"mode": "Pr2", "freeze_router": True}, "freeze_router leaves Pr2's predictor nothing to predict"),
         ({"num_responses": 1}, "num_responses: expected num_responses >= 2, got 1"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from theory.objectives import PRESETS, Objective, Top, correction, preset
+from theory.objectives import CORRECTIONS, PRESETS, Objective, Top, correction, preset
 from theory.streams import stream
 
 V = 7
@@ -21,6 +21,9 @@ OBJECTIVES: dict[str, Objective] = {
     "pi/mu": preset("reinforce", correction=correction("token_is", numerator="pi"), centering="full"),
     "pi/mu up to 1.2": preset(
         "reinforce", correction=correction("token_tis", numerator="pi", cap=1.2), centering="full"
+    ),
+    "pi/mu in [0.8, 1.2]": preset(
+        "reinforce", correction=correction("token_clip", numerator="pi", lo=0.8, hi=1.2), centering="full"
     ),
     "IcePop": preset("reinforce", correction=correction("icepop", lo=0.8, hi=1.2), centering="full"),
     "MiniRL": preset("minirl", centering="full"),
@@ -138,10 +141,15 @@ def test_padding_and_rejected_tokens_are_not_centred() -> None:
     torch.testing.assert_close(got, gradient_of_each(objective, logits, old, mu, 1.0)[2])
 
 
-@pytest.mark.parametrize("name", PRESETS)
+WEIGHTED = {
+    f"reinforce + {name}": preset("reinforce", correction=name) for name, one in CORRECTIONS.items() if one.weighted
+}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *WEIGHTED])
 def test_tokens_depend_on_each_other_or_not(name: str) -> None:
     """`is_tokenwise` is False just where other tokens' pi, old or mu change the derivative of a token's term."""
-    objective, most = preset(name, aggregation="token_sum"), 0.0
+    objective, most = WEIGHTED.get(name) or preset(name, aggregation="token_sum"), 0.0
     mask, A = torch.ones(4, 5, dtype=torch.bool), torch.tensor([1.0, -1.0, 0.5, -2.0])
     others = torch.arange(5) != 2
 
@@ -164,7 +172,7 @@ def test_tokens_depend_on_each_other_or_not(name: str) -> None:
     [
         (
             lambda: preset("gspo", centering="full"),
-            "gspo: centering: expected none, or the ratio token, or none",
+            "gspo: centering: expected none, or a ratio of none, token",
         ),
         (lambda: preset("minirl", correction="seq_tis", centering="top_k"), "top_k with the correction seq_tis"),
         (lambda: preset("cppo", centering="full"), "got full with the trust region cppo"),

@@ -130,28 +130,15 @@ def test_what_is_stopped_has_no_derivative(name: str, batch: Batch) -> None:
 
     Where the ratio itself is differentiated, the second derivative is the derivative of the form written by hand.
     """
-    row = PRESET_ROWS[name]
-    second = hessian(preset(name), batch)
-    if row.scored or name == "sapo":
-        # The gate's slope is given as a constant, which nothing differentiates again.
-        assert not second.any()
-    elif row.curved:
-        # GMPO: s A / |y| on unstopped tokens, and its derivative by each of them the same over |y|.
-        gradient, length = batch.gradient(preset(name)), batch.mask.sum(1).clamp(min=1)
-        outer = gradient[:, :, None] * (gradient != 0)[:, None, :] / length[:, None, None]
-        blocks = second.unflatten(0, batch.pi.shape).unflatten(-1, batch.pi.shape)
-        for b in range(len(batch.pi)):
-            torch.testing.assert_close(blocks[b, :, b, :], outer[b], rtol=1e-11, atol=1e-14)
-    elif not row.sequence:
-        # On a token ratio d/dlog pi of w r A is w r A again: the Hessian is the gradient on its diagonal.
-        torch.testing.assert_close(second, batch.gradient(preset(name)).flatten().diag(), rtol=1e-11, atol=1e-14)
-    else:
-        # s A on each token: d2 = s A / |y|^2 between tokens of one response, that is gradient / |y|.
-        gradient, length = batch.gradient(preset(name)), batch.mask.sum(1).clamp(min=1)
-        expected = torch.zeros_like(second).unflatten(0, batch.pi.shape).unflatten(-1, batch.pi.shape)
-        for b in range(len(batch.pi)):
-            expected[b, :, b, :] = (gradient / length[:, None])[b, :, None] * batch.mask[b]
-        torch.testing.assert_close(second, expected.flatten(0, 1).flatten(1), rtol=1e-11, atol=1e-14)
+    B, T = batch.pi.shape
+    second = hessian(preset(name), batch).unflatten(0, (B, T)).unflatten(-1, (B, T))
+    gradient, expected = batch.gradient(preset(name)), torch.zeros_like(second)
+    # Rows without a response token stay 0, and so does every position off the mask.
+    for b, is_response_T in enumerate(batch.mask):
+        where = torch.nonzero(is_response_T).flatten()
+        expected[b, where[:, None], b, where] = PRESET_ROWS[name].hessian(gradient[b, where])
+    # A stopped weight leaves nothing at all, not even rounding.
+    torch.testing.assert_close(second, expected, rtol=1e-11, atol=1e-14 if expected.any() else 0.0)
 
 
 @pytest.mark.parametrize("name", PRESET_ROWS)

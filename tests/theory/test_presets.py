@@ -22,8 +22,7 @@ def test_describe_prints_the_composition(name: str) -> None:
                  objective.correction.name, objective.aggregation.name, objective.formula):  # fmt: skip
         assert part in text
     if PRESET_ROWS[name].eps is not None:
-        is_plain = PRESET_ROWS[name].divergence or name in ("gmpo", "ctpo")
-        assert ("0.75" if is_plain else "1.75") in preset(name, eps_high=0.75).formula
+        assert ("0.75" if PRESET_ROWS[name].shows_widths else "1.75") in preset(name, eps_high=0.75).formula
     if fits(name, "token_tis"):
         assert "min(old_t/mu_t, 3.5)" in preset(name, correction=correction("token_tis"), cap=3.5).formula
     penalised = preset(name, kl_coefficient=0.25, kl_estimator="k2")

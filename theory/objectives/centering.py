@@ -35,13 +35,6 @@ WHOLE_VOCABULARY = 2**31 - 1
 SMALLEST_TAIL = 1e-6
 """The least probability of a tail of pi or old: float32 sums of probabilities are exact to 1e-7."""
 
-REGIONS = (
-    "none", "minirl_mask", "min_clip", "dual_clip", "weight_clip", "dppo_tv", "dppo_kl", "soft_gate",
-)  # fmt: skip
-RATIOS = ("none", "token")
-WEIGHTS = ("token_is", "token_tis", "icepop")
-"""Parts that make c(a) a function of the token itself: of its ratios and the advantage, not of the other tokens."""
-
 Coefficients = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(log pi, log old, log mu, mask), each (B, T J), to c of these tokens, in units of the advantage."""
 

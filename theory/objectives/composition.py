@@ -11,15 +11,13 @@ from typing import Annotated
 from theory import advantages
 from theory.fields import About, require_ranges
 from theory.names import unknown_name
-from theory.objectives import centering as centerings
-from theory.objectives import router_shift
 from theory.objectives.aggregations import Aggregation
 from theory.objectives.centering import CENTERINGS, WHOLE_VOCABULARY
-from theory.objectives.corrections import Correction, NoCorrection
+from theory.objectives.corrections import CORRECTIONS, Correction, NoCorrection
 from theory.objectives.kl_penalty import ESTIMATORS
-from theory.objectives.ratios import Ratio
+from theory.objectives.ratios import RATIOS, Ratio
 from theory.objectives.second_moment import Budget
-from theory.objectives.trust_regions import TrustRegion
+from theory.objectives.trust_regions import TRUST_REGIONS, TrustRegion
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,17 @@ class Composition:
 
     def _coupled(self) -> tuple[str, str] | None:
         """The parts that centering accepts, and the objective's own that makes tokens depend on each other; or None."""
-        weight, region, ratio = self.correction, self.trust_region.name, self.ratio.name
+        weight, region, ratio = self.correction, self.trust_region, self.ratio
         # Rejections couple nothing: of responses they are in the mask, of tokens a function of the token's own ratio.
-        if weight.weighted and weight.name not in centerings.WEIGHTS:
-            return f"a correction of {', '.join(centerings.WEIGHTS)} or none", f"the correction {weight.name}"
-        if region not in centerings.REGIONS:
-            return f"a trust region of {', '.join(centerings.REGIONS)}", f"the trust region {region}"
-        if self.ratio.symbol and ratio not in centerings.RATIOS:
-            return "the ratio token, or none", f"the ratio {ratio}"
+        if weight.weighted and not weight.is_tokenwise:
+            wanted = [name for name, one in CORRECTIONS.items() if one.is_tokenwise]
+            return f"a correction of {', '.join(wanted)} or none", f"the correction {weight.name}"
+        if not region.is_tokenwise:
+            wanted = [name for name, one in TRUST_REGIONS.items() if one.is_tokenwise]
+            return f"a trust region of {', '.join(wanted)}", f"the trust region {region.name}"
+        if not ratio.is_tokenwise:
+            wanted = [name for name, one in RATIOS.items() if one.is_tokenwise]
+            return f"a ratio of {', '.join(wanted)}", f"the ratio {ratio.name}"
         return None
 
     def _require_weights(self) -> None:
@@ -132,11 +133,12 @@ class Composition:
         if not self.uses_router_shift:
             return
         field, weight = f"{self.name}: router_shift_floor", self.correction
-        if self.ratio.name not in router_shift.RATIOS:
-            wanted = ", ".join(router_shift.RATIOS)
+        if not self.ratio.takes_router_shift:
+            wanted = ", ".join(name for name, one in RATIOS.items() if one.takes_router_shift)
             raise ValueError(f"{field}: expected a ratio of {wanted} to scale, got the ratio {self.ratio.name}")
-        if self.trust_region.name not in router_shift.REGIONS:
-            wanted, got = ", ".join(router_shift.REGIONS), self.trust_region.name
+        if not self.trust_region.takes_router_shift:
+            wanted = ", ".join(name for name, one in TRUST_REGIONS.items() if one.takes_router_shift)
+            got = self.trust_region.name
             raise ValueError(f"{field}: expected a trust region of {wanted}, got the trust region {got}")
         # Such a weight stands in for the ratio (`Objective._term`), and gamma would be lost.
         if weight.numerator == "pi":

@@ -21,13 +21,17 @@ from theory.objectives.factors import log_ratio
 class Ratio:
     """A named ratio. `symbol` stands for it in formulas; an empty one means that the objective has no ratio.
 
-    `compute` gives its logarithm from the log-ratios of the tokens, which are 0 off the response.
+    `compute` gives its logarithm from the log-ratios of the tokens, which are 0 off the response. `is_tokenwise`: it
+    depends on no other token, as centering requires. `takes_router_shift`: it is pi/old or its geometric mean, in which
+    a factor per token has its place.
     """
 
     name: str
     symbol: str
     formula: str
     compute: Callable[[Tensor, Tensor], Tensor]
+    is_tokenwise: bool = False
+    takes_router_shift: bool = False
 
     def __call__(
         self, logp_pi_BT: Float[Tensor, "B T"], logp_old_BT: Float[Tensor, "B T"], is_response_BT: Bool[Tensor, "B T"]
@@ -81,18 +85,21 @@ def _prefix_product_token(log_ratio_BT: Tensor, is_response_BT: Tensor) -> Tenso
     return log_ratio_BT.detach().cumsum(1) + own_BT
 
 
-none = Ratio("none", "", "no ratio", _none)
+none = Ratio("none", "", "no ratio", _none, is_tokenwise=True)
 """No ratio, 1 everywhere (REINFORCE)."""
 
-token = Ratio("token", "r_t", "r_t = pi_t/old_t", _token)
+token = Ratio("token", "r_t", "r_t = pi_t/old_t", _token, is_tokenwise=True, takes_router_shift=True)
 """The token's own ratio pi/old (MiniRL Eq. 7, Pr2 Eq. 9)."""
 
-sequence_geometric = Ratio("sequence_geometric", "s", "s = (prod_t pi_t/old_t)^(1/|y|)", _sequence_geometric)
+sequence_geometric = Ratio(
+    "sequence_geometric", "s", "s = (prod_t pi_t/old_t)^(1/|y|)", _sequence_geometric, takes_router_shift=True
+)
 """The response's ratio by geometric mean (GSPO Eq. 7)."""
 
 sequence_geometric_token = Ratio(
-    "sequence_geometric_token", "s_t", "s_t = sg[(prod_t pi_t/old_t)^(1/|y|)] pi_t/sg[pi_t]", _sequence_geometric_token
-)
+    "sequence_geometric_token", "s_t", "s_t = sg[(prod_t pi_t/old_t)^(1/|y|)] pi_t/sg[pi_t]", _sequence_geometric_token,
+    takes_router_shift=True,
+)  # fmt: skip
 """The geometric mean in value with a gradient through the token's own pi (GSPO-token, GSPO sec. 4.3)."""
 
 sequence_product = Ratio("sequence_product", "S", "S = prod_t pi_t/old_t", _sequence_product)

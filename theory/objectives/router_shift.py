@@ -23,12 +23,6 @@ from torch import Tensor
 
 from theory.objectives.factors import wide
 
-REGIONS = (
-    "none", "minirl_mask", "min_clip", "dual_clip", "weight_clip", "geometric_clip", "soft_gate", "sequence_mask",
-)  # fmt: skip
-RATIOS = ("token", "sequence_geometric", "sequence_geometric_token")
-"""Parts whose term depends on a token's ratio pi/old, or on its geometric mean, which gamma can scale."""
-
 
 def log_router_ratio(
     router_shift_BT: Float[Tensor, "B T"], floor: float, is_response_BT: Bool[Tensor, "B T"]

@@ -32,6 +32,12 @@ class ModePlan:
     effect: str = ""
 
     @property
+    def experts(self) -> str:
+        """Whose experts the gradient passes replay, as configs print it; empty for a mode without replay."""
+        of = {"natural": "", "replay_old": "old's", "replay_rollout": "mu's"}[self.gradient]
+        return f"{of}, predicted" if self.trains_predictor else of
+
+    @property
     def trains_predictor(self) -> bool:
         """Whether some pass routes by the predictor, which must then learn."""
         return "predicted" in (self.rollout, self.old)
@@ -66,6 +72,8 @@ PASSES: dict[Mode, ModePlan] = {
         effect="replays the experts that a predictor chose for mu",
     ),
 }  # fmt: skip
+IN_WORDS = ", ".join(f"{mode} ({plan.experts})" if plan.experts else mode for mode, plan in PASSES.items())
+"""The modes with whose experts each replays, for configs."""
 
 
 @dataclass(frozen=True, eq=False)

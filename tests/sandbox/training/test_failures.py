@@ -15,8 +15,14 @@ import safetensors.torch
 import torch
 
 from firstorder.cli import main
+from lab.config.load import load
 from lab.files import TEMPORARY
 from lab.records import RunFolder
+from sandbox.config import SandboxRun
+from sandbox.model import MoE
+from sandbox.model.checkpoint import save
+from sandbox.run import open_task
+from theory.streams import stream
 
 CONFIG = """
 name: failing
@@ -193,4 +199,16 @@ def test_a_run_that_cannot_start_leaves_no_folder(
 ) -> None:
     """A fault found only when the run is made ready is one line, and there is nothing to resume."""
     assert message in fails(capsys, *words, code=code)
+    assert folders() == []
+
+
+@pytest.mark.parametrize("more", [-1, 4])
+def test_a_model_of_other_tokens_than_the_task_is_refused(more: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """With more tokens than the task has characters mu could sample one that no text has, in the middle of the run."""
+    config = load("config.yaml", (), {"sandbox": SandboxRun})
+    assert isinstance(config, SandboxRun)
+    needed = open_task(config).tokenizer.vocab_size
+    save(MoE(config.model.build(needed + more), stream(0, "wide")), Path("other"))
+    said = f"model.path: expected a model of the task's {needed} tokens, got {needed + more}\n"
+    assert fails(capsys, "--model.path", "other") == said
     assert folders() == []

@@ -32,8 +32,16 @@ class Correction:
     """Whether it reweighs by a ratio; a rejection of tokens has weights too, but only 1 and 0."""
     per_response: ClassVar[bool] = False
     """Whether the weight is one number per response, which a mean counts once and not on every token."""
+    is_tokenwise: ClassVar[bool] = False
+    """Whether the weight depends on the token's own ratio alone, as centering requires."""
 
     numerator: Literal["old", "pi"] = "old"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Objectives multiply weights as logarithms, and read `weight` for metrics only.
+        if "weight" in vars(cls) and cls.log_weight is Correction.log_weight:
+            raise TypeError(f"{cls.__name__}: expected log_weight beside weight, got the base's, which is log 1")
 
     def __post_init__(self) -> None:
         allowed = ("old", "pi") if self.weighted else ("old",)

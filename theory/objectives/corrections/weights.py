@@ -26,6 +26,7 @@ class TokenIS(Correction):
 
     name: ClassVar[str] = "token_is"
     title: ClassVar[str] = "Token-IS"
+    is_tokenwise: ClassVar[bool] = True
 
     @property
     def symbol(self) -> str:
@@ -42,6 +43,7 @@ class TokenTIS(Truncated):
 
     name: ClassVar[str] = "token_tis"
     title: ClassVar[str] = "Token-TIS"
+    is_tokenwise: ClassVar[bool] = True
 
     @property
     def symbol(self) -> str:
@@ -143,6 +145,7 @@ class TokenClip(Clipped):
 
     name: ClassVar[str] = "token_clip"
     title: ClassVar[str] = "Token-Clip"
+    is_tokenwise: ClassVar[bool] = True
 
     @property
     def symbol(self) -> str:
@@ -176,6 +179,7 @@ class IcePop(Interval):
 
     name: ClassVar[str] = "icepop"
     title: ClassVar[str] = "IcePop"
+    is_tokenwise: ClassVar[bool] = True
 
     hi: float = 5.0
 

@@ -40,6 +40,8 @@ class SqrtClip(Widths):
 
     name: ClassVar[str] = "sqrt_clip"
     weight_ratio: ClassVar[WeightRatio] = "old/mu"
+    is_tokenwise: ClassVar[bool] = False
+    takes_router_shift: ClassVar[bool] = False
 
     eps_low: float = 0.025
     eps_high: float = 0.05

@@ -38,6 +38,7 @@ class SequenceMask(MinClip):
     """
 
     name: ClassVar[str] = "sequence_mask"
+    is_tokenwise: ClassVar[bool] = False
 
     delta: Annotated[
         float, About("largest mean log(mu/pi) of a response with A < 0, nats", gt=0, source="arXiv 2512.02556 Eq. 9")

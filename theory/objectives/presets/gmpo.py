@@ -38,6 +38,8 @@ class GeometricClip(Widths):
 
     name: ClassVar[str] = "geometric_clip"
     weight_ratio: ClassVar[WeightRatio] = "old/mu"
+    is_tokenwise: ClassVar[bool] = False
+    takes_router_shift: ClassVar[bool] = True
 
     eps_low: float = 0.4
     eps_high: float = 0.4

@@ -37,6 +37,8 @@ class SoftGate:
 
     name: ClassVar[str] = "soft_gate"
     weight_ratio: ClassVar[WeightRatio] = "old/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = True
 
     tau_pos: Annotated[float, About("temperature of the gate where A > 0", gt=0, source=_SOURCE)] = 1.0
     tau_neg: Annotated[float, About("temperature of the gate where A <= 0", gt=0, source=_SOURCE)] = 1.05

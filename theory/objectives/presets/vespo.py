@@ -38,6 +38,8 @@ class GammaKernel:
     name: ClassVar[str] = "gamma_kernel"
     # W is pi/mu already, the engine gap included.
     weight_ratio: ClassVar[WeightRatio] = "none"
+    is_tokenwise: ClassVar[bool] = False
+    takes_router_shift: ClassVar[bool] = False
 
     k_pos: Annotated[float, About("power of W where A >= 0", gt=0, source=_SOURCE)] = 2.0
     lambda_pos: Annotated[float, About("decay in W where A >= 0", gt=0, source=_SOURCE)] = 3.0

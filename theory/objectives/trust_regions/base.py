@@ -35,10 +35,14 @@ class TrustRegion(Protocol):
     `weight_ratio` is the ratio that the weight given to `term` stands for: pi/mu, staleness and engine gap together,
     where the region weighs a score; old/mu, the engine gap alone, where the region multiplies by pi/old itself; none,
     where the region's own factor holds pi/mu, and a weight beside it would count the engine gap twice.
+    `is_tokenwise`: a token's term depends on no other token, as centering requires. `takes_router_shift`: its term
+    depends on pi/old, or on its geometric mean, alone, so that the router-shift ratio can scale it.
     """
 
     name: ClassVar[str]
     weight_ratio: ClassVar[WeightRatio]
+    is_tokenwise: ClassVar[bool]
+    takes_router_shift: ClassVar[bool]
 
     def clipped(
         self, tokens: Tokens, ratio_BT: Float[Tensor, "B T"], advantages_B1: Float[Tensor, "B _T"]

@@ -54,6 +54,8 @@ class DivergenceMask(Widths):
     """
 
     weight_ratio: ClassVar[WeightRatio] = "pi/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = False
 
     @abstractmethod
     def too_far(self, tokens: Tokens, eps_B1: Tensor) -> Bool[Tensor, "B T"]:
@@ -144,6 +146,7 @@ class CPPO(DivergenceMask):
     """
 
     name: ClassVar[str] = "cppo"
+    is_tokenwise: ClassVar[bool] = False
 
     eps_low: float = 0.15
     eps_high: float = 0.15

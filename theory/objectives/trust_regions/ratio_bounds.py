@@ -25,6 +25,8 @@ class NoRegion:
 
     name: ClassVar[str] = "none"
     weight_ratio: ClassVar[WeightRatio] = "pi/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = True
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> None:
         """No bound."""
@@ -73,6 +75,8 @@ class MiniRLMask(RatioBounds):
 
     name: ClassVar[str] = "minirl_mask"
     weight_ratio: ClassVar[WeightRatio] = "pi/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = True
 
     def term(self, tokens: Tokens, log_ratio_BT: Tensor, weight: Factor, advantages_B1: Tensor) -> Tensor:
         """M_t sg[w] A log pi."""
@@ -119,6 +123,8 @@ class MinClip(RatioBounds):
 
     name: ClassVar[str] = "min_clip"
     weight_ratio: ClassVar[WeightRatio] = "old/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = True
 
     def held(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> Tensor:
         """The ratio at its bound, for the tokens where one binds."""
@@ -143,6 +149,8 @@ class WeightClip(RatioBounds):
 
     name: ClassVar[str] = "weight_clip"
     weight_ratio: ClassVar[WeightRatio] = "old/mu"
+    is_tokenwise: ClassVar[bool] = True
+    takes_router_shift: ClassVar[bool] = True
 
     def clipped(self, tokens: Tokens, ratio_BT: Tensor, advantages_B1: Tensor) -> tuple[Tensor, Tensor]:
         """Two masks: r > 1 + eps_high, and r < 1 - eps_low."""
