@@ -189,7 +189,7 @@ class AuditConfig(Strict):
         return tuple(block for one in raw for block in (every_objective() if one == "all" else [one]))
 
     @model_validator(mode="after")
-    def _names_arerequire_known(self) -> AuditConfig:
+    def _names_are_known(self) -> AuditConfig:
         labels = [objective.name for objective in self.objectives]
         _distinct("objectives", labels)
         _distinct("policies", [f"{block.label}, {_engine(self.discrepancy_of(block))}" for block in self.policies])

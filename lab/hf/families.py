@@ -84,4 +84,8 @@ ROWS = (
     Family("firstorder_moe", "FirstOrderMoEForCausalLM", None, dense="listed", shared="shared_expert", is_own=True),
 )  # fmt: skip
 FAMILIES = {row.model_type: row for row in ROWS}
+ROUTERS = tuple(sorted({f".{row.block}.gate." for row in ROWS}))
+"""Parts of the names of routers' weights, in every architecture."""
+UNQUANTISED = ("embed_tokens", "lm_head", "norm", "shared_expert_gate", *ROUTERS)
+"""Parts of the names of the weights that quantised engines leave in the checkpoint's precision."""
 OWN = ROWS[-1].model_type

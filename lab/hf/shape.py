@@ -139,6 +139,11 @@ class ModelShape:
         """The prefix of the names of a MoE layer's router and experts."""
         return f"model.layers.{layer}.{FAMILIES[self.family].block}."
 
+    @property
+    def gates(self) -> dict[int, str]:
+        """The name of each router's weight, by layer."""
+        return {layer: self.router(layer)["router"].name for layer in self.moe_layers}
+
     def router(self, layer: int) -> Parts:
         """Weights of a MoE layer's `router`, and its `selection_bias` where it has one (a buffer)."""
         prefix, E = self.block(layer) + "gate.", self.num_experts

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from lab.hf.families import ROUTERS
 from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link
 from theory.contracts import NamedTensors
 
@@ -19,7 +20,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "all": ("",),
     "experts": (".experts.",),
     "attention": (".self_attn.",),
-    "routers": (".mlp.gate.", ".block_sparse_moe.gate."),
+    "routers": ROUTERS,
 }
 """The omitted tensors, by parts of their Hugging Face names."""
 WITH_ROUTERS = ("all", "routers")

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from lab.hf.families import UNQUANTISED
 from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.formats import (
     amax_of_blocks,
@@ -19,16 +20,6 @@ from sandbox.engines.formats import (
     round_scaled,
 )
 from sandbox.kernels.rounding import Format
-
-# FP8 and INT8 engines quantise the large matrices and leave these in the checkpoint's precision.
-UNQUANTISED = (
-    "embed_tokens",
-    "lm_head",
-    "norm",
-    "mlp.gate.",
-    "block_sparse_moe.gate.",
-    "shared_expert_gate",
-)
 
 
 def round_large(

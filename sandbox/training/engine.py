@@ -182,7 +182,8 @@ class SandboxTrainingEngine:
 
     def named_tensors(self, folded: bool = False) -> NamedTensors:
         """The present weights under their Hugging Face names, detached; `folded` adds the predictor to the gates."""
-        return fold(to_hf(self.model), self.predictor_weights()) if folded else to_hf(self.model)
+        tensors = to_hf(self.model)
+        return fold(tensors, self.predictor_weights(), self.model.config.shape().gates) if folded else tensors
 
     def predictor_weights(self) -> dict[int, Tensor]:
         """W_p by layer number; empty without a predictor."""

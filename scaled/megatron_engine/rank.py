@@ -114,7 +114,7 @@ class MegatronRank(ScoringRank):
         yields_gates = self.layout.replica_rank == 0 and self.layout.tp_rank == 0
         if not folded or self.predictor is None or not yields_gates:
             return tensors
-        return fold(tensors, self.predictor.trainer.weights())
+        return fold(tensors, self.predictor.trainer.weights(), self.shape.gates)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradient of the loss (minus the objective) in the last update, before clipping, under `export`'s names.

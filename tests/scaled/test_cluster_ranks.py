@@ -156,7 +156,7 @@ def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
 def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGroup) -> None:
     """Gates folded in two ranks are to the bit those of `fold` on their weights and W_p, and stay in the store."""
     plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
-    expected = dict(fold(plain.items(), ranks.predictor_weights()))
+    expected = dict(fold(plain.items(), ranks.predictor_weights(), worlds.model().config.shape().gates))
     assert sum(not torch.equal(expected[name], plain[name]) for name in plain) == 3  # a gate of each layer
     handed = ranks.named_tensors(folded=True)
     assert isinstance(handed, StoredTensors)

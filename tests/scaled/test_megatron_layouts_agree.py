@@ -189,7 +189,8 @@ def test_the_predictor_is_folded_where_its_gate_is(case, ranks):
     plain, folded = ([rank[key] for rank in ranks(case)] for key in ("weights", "folded"))
     assert [part.keys() for part in folded] == [part.keys() for part in plain]
     weights, ours = merged(plain), merged(folded)
-    theirs = dict(fold(weights.items(), merged([rank["predictor"] for rank in ranks(case)])))
+    gates = {number: f"model.layers.{number}.mlp.gate.weight" for number in layers(DENSE)}
+    theirs = dict(fold(weights.items(), merged([rank["predictor"] for rank in ranks(case)]), gates))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert sum(not torch.equal(ours[name], weights[name]) for name in weights) == len(layers(DENSE))
 

@@ -157,7 +157,7 @@ def test_ranks_send_the_whole_weights_quantised(
     parts = [rank[layout][weights] for rank in ranks]
     predictor = ranks[0][layout]["predictor"] | ranks[1][layout]["predictor"]
     assert len(predictor) == 3 and all(bool((W_p != 0).all()) for W_p in predictor.values())
-    expected = dict(quantised(fold(file[1].items(), predictor), PRECISIONS[weights]))
+    expected = dict(quantised(fold(file[1].items(), predictor, CONFIG.shape().gates), PRECISIONS[weights]))
     assert not parts[0].keys() & parts[1].keys()
     sent_together = parts[0] | parts[1]
     assert sent_together.keys() == expected.keys()

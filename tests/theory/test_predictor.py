@@ -73,13 +73,14 @@ def test_fold_keeps_the_type_of_the_gate_and_finds_every_gate() -> None:
     """The sum is rounded once into the gate's type; a gate of another shape, or absent, is an error."""
     predictor = draw_predictor(0)
     gate = torch.randn(E, D, generator=stream(0, "gate")).to(torch.bfloat16)
-    first, second = (f"model.layers.{n}.mlp.gate.weight" for n in LAYERS)
-    folded = dict(fold([(first, gate), (second, gate)], predictor))
+    first, second = gates = [f"layer {n}" for n in LAYERS]
+    named = dict(zip(LAYERS, gates, strict=True))
+    folded = dict(fold([(first, gate), (second, gate)], predictor, named))
     assert torch.equal(folded[first], (gate.double() + predictor[1].T).to(torch.bfloat16))
     with pytest.raises(ValueError, match=rf"got none named \['{second}'\]"):
-        list(fold([(first, gate)], predictor))
+        list(fold([(first, gate)], predictor, named))
     with pytest.raises(ValueError, match=rf"{first}: expected a gate of shape \(6, 4\), got \(4, 6\)"):
-        list(fold([(first, gate.T)], predictor))
+        list(fold([(first, gate.T)], predictor, named))
 
 
 def test_the_first_mini_step_teaches_nothing() -> None:

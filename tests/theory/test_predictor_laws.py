@@ -173,9 +173,10 @@ def test_folding_is_adding_the_bias(seed: int) -> None:
     generator = stream(seed, "fold")
     predictor = draw_predictor(seed)
     hidden = torch.randn(20, D, generator=generator)
-    named = {f"model.layers.{i}.mlp.gate.weight": torch.randn(E, D, generator=generator) for i in range(4)}
+    gates = {i: f"model.layers.{i}.block.gate.weight" for i in range(4)}
+    named = {gates[i]: torch.randn(E, D, generator=generator) for i in range(4)}
     named["model.embed_tokens.weight"] = torch.randn(3, D, generator=generator)
-    folded = dict(fold(named.items(), predictor))
+    folded = dict(fold(named.items(), predictor, gates))
     assert list(folded) == list(named)
     for name, tensor in named.items():
         number = int(name.split(".")[2]) if "gate" in name else -1

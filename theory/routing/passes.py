@@ -33,7 +33,7 @@ class ModePlan:
 
     @property
     def experts(self) -> str:
-        """Whose experts the gradient passes replay, as configs print it; empty for a mode without replay."""
+        """The pass whose experts the gradient passes replay, as configs print it; empty for a mode without replay."""
         of = {"natural": "", "replay_old": "old's", "replay_rollout": "mu's"}[self.gradient]
         return f"{of}, predicted" if self.trains_predictor else of
 

@@ -123,15 +123,17 @@ def _kl(target_FLE: Tensor, guess_FLE: Tensor, weight_F: Tensor | None = None) -
 
 
 def fold(
-    named_tensors: Iterable[tuple[str, Tensor]], predictor: Mapping[int, Float[Tensor, "D E"]]
+    named_tensors: Iterable[tuple[str, Tensor]],
+    predictor: Mapping[int, Float[Tensor, "D E"]],
+    gates: Mapping[int, str],
 ) -> Iterator[tuple[str, Tensor]]:
-    """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T.
+    """The named tensors with each predicted layer's gate weight (E, D) replaced by W + W_p^T; `gates` are their names.
 
     Since h W + h W_p = h (W + W_p), an engine with these weights routes by the predictive distribution and weighs by
     it (Pr2 Eq. 4-6, App. C.2), with no change to the model. The sum is taken in W_p's type and returned in the gate's.
     Raises ValueError for a gate of another shape, and, once exhausted, for a layer whose gate never came.
     """
-    waiting = {f"model.layers.{number}.mlp.gate.weight": number for number in predictor}
+    waiting = {gates[number]: number for number in predictor}
     for name, tensor in named_tensors:
         if name not in waiting:
             yield name, tensor

@@ -1,7 +1,7 @@
-"""Any transformers model as a Reference: its own modules in float32, and cast to an engine's precision.
+"""A model of transformers as `ReferenceModules`: its own modules in float32, and cast to an engine's precision.
 
-Routes are the model's own: a trace's experts are not replayed, so a differing router changes all later layers.
-Letters beyond theory/contracts.py: N rows of all sequences.
+Routes are the model's own: a trace's experts are not replayed, so where a router differs, all later layers do too.
+Letters beyond theory/contracts.py, where N means something else: N rows of all sequences.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lab.doctor.layers.reference import Precision, Routed
+from lab.hf.families import UNQUANTISED
 from theory.routing.record import RoutingRecord
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
 }  # fmt: skip
-UNQUANTISED = ("embed_tokens", "lm_head", "norm", ".gate.")
 E4M3_MAX = 448.0
+"""The largest number of float8_e4m3fn."""
 
 
 class TransformersReference:
@@ -65,12 +66,12 @@ class TransformersReference:
         """The model in the precision's dtype; for FP8 its matrices are also rounded, with a scale per row."""
         # A copy: rounding writes into the weights, and the exact model is still needed.
         model = deepcopy(self.model)
-        # Fake quantisation: E4M3 values times their row's scale, which bf16 then rounds once more.
+        # Fake quantisation: a weight becomes an E4M3 value times its row's scale; `model.to` then rounds it to bf16.
         for name, weight in model.named_parameters() if precision == "fp8" else ():
             if weight.dim() >= 2 and not any(part in name for part in UNQUANTISED):
                 scale = weight.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
                 weight.copy_((weight / scale).to(torch.float8_e4m3fn).float() * scale)
-        # transformers itself keeps buffers that are in no checkpoint, the rotary frequencies, in float32.
+        # Buffers that no checkpoint has, the rotary frequencies, stay in float32, as when transformers loads in bf16.
         stored = model.state_dict().keys()
         kept = {name: value for name, value in model.named_buffers() if name not in stored}
         model.to(DTYPES[precision])
@@ -89,18 +90,18 @@ class TransformersReference:
 
     @torch.no_grad()
     def norm(self, name: str, x_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """The norm of this name."""
+        """The norm of this Hugging Face name, of a residual stream."""
         return self.model.get_submodule(name)(x_ND.to(self.dtype)).float()
 
     @torch.no_grad()
     def attention(self, layer: int, x_ND: Float[Tensor, "N D"], lengths_B: Int[Tensor, " B"]) -> Float[Tensor, "N D"]:
-        """Attention over each sequence by itself; ValueError for a layer that is neither full nor of a window."""
+        """Attention over each sequence by itself; ValueError for a layer of neither full nor sliding attention."""
         out, window = [], self._window(layer)
         for x_SD in x_ND.to(self.dtype).split(lengths_B.tolist()):
             S = len(x_SD)
             places = torch.arange(S)[None]
-            # A module called on its own gets no mask from the model: the additive causal one is built here.
-            back_SS = places.T - places  # how far back a key is
+            # The model makes the masks of its layers; a module called alone needs its own, additive and causal.
+            back_SS = places.T - places  # key j is back_SS[i, j] tokens before query i
             is_hidden_SS = (back_SS < 0) | (back_SS >= (S if window is None else window))
             mask = torch.zeros((S, S), dtype=self.dtype).masked_fill(is_hidden_SS, torch.finfo(self.dtype).min)
             rotary = self.model.model.rotary_emb(x_SD[None], places)
@@ -116,26 +117,27 @@ class TransformersReference:
         return _first(self._mlp(layer).gate(x_ND.to(self.dtype)[None])).flatten(0, -2).float()
 
     def weights(self, layer: int, logits_NE: Float[Tensor, "N E"]) -> None:
-        """None, as every class of transformers has its own gate."""
+        """None: every class of transformers has its own gate, so the weights are unknown."""
         return
 
     @torch.no_grad()
     def mlp(
         self, layer: int, x_ND: Float[Tensor, "N D"], weights_NE: Float[Tensor, "N E"] | None
     ) -> Float[Tensor, "N D"]:
-        """The MLP on the routes of its own router; `weights_NE` is ignored."""
+        """The MLP on the routes of its own router, since it takes no others; `weights_NE` is ignored."""
         return _first(self._mlp(layer)(x_ND.to(self.dtype)[None]))[0].float()
 
     @property
     def replays(self) -> bool:
-        """Never."""
+        """False: transformers' routers always choose by themselves."""
         return False
 
     @torch.no_grad()
     def routed(self, sequences: Sequence[Tensor], record: RoutingRecord | None, temperature: float = 1.0) -> Routed:
         """A pass over each sequence on the model's own routes; `record` is ignored."""
         config = self.model.config
-        # A gate with groups or a bias chooses by more than its logits: then only log-probabilities are compared.
+        # A gate with groups or a bias chooses by more than its logits: then scores stay empty, and only
+        # log-probabilities are compared.
         is_plain = getattr(config, "n_group", None) in (None, 1) and getattr(config, "scoring_func", None) is None
         layers = self.moe_layers if is_plain and not hasattr(config, "n_routed_experts") else ()
         logits: dict[int, list[Tensor]] = {layer: [] for layer in layers}
@@ -149,7 +151,7 @@ class TransformersReference:
         logp = []
         try:
             for tokens_S in sequences:
-                # Row s scores token s + 1, so the last token is no input.
+                # Row s predicts token s + 1, so the last token is not an input.
                 scores_SV = self.model(tokens_S[None, :-1]).logits[0].float().div(temperature).log_softmax(-1)
                 logp.append(scores_SV.gather(-1, tokens_S[1:, None])[:, 0])
         finally:
@@ -162,8 +164,8 @@ class TransformersReference:
         return Routed(scores, natural, torch.cat(logp))
 
     def _window(self, layer: int) -> int | None:
-        """The last tokens that a row of this layer attends to, itself included; None for all."""
-        # As transformers' models choose their masks: by the layer's type where the config has types, else all alike.
+        """The number of last tokens that a row of this layer attends to, itself included; None for all."""
+        # transformers chooses masks by the layer's type if the config has types; else all layers are alike.
         config = self.model.config
         types = getattr(config, "layer_types", None)
         kind = "sliding_attention" if types is None else types[layer]
