@@ -191,6 +191,7 @@ def _simulate(
     from rich.console import Console
 
     typer.echo(what_if.sentence(found[0][1]))
+    typer.echo(what_if.assumed(chance))
     Console(highlight=False).print(what_if.table(found))
 
 

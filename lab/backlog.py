@@ -1,7 +1,6 @@
-"""The responses in progress between two global steps, as tensors of a checkpoint: a resumed run continues them.
+"""The responses in progress between two global steps, as tensors of a checkpoint, so that a resumed run continues them.
 
-`rollout_tensors` and `rollouts_of` work for any rollouts. Letters: J responses in progress, A all their tokens, R all
-their routing rows.
+`rollout_tensors` and `rollouts_of` work for any rollouts; checkpoints of batches sampled ahead use them, too.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ FINISHES: tuple[Finish, ...] = ("stop", "length", "abort", "turns")
 
 
 def to_tensors(backlog: Backlog | None) -> dict[str, Tensor]:
-    """The backlog's tensors by name, empty for None; prompts are left out, because the groups' numbers name them."""
+    """The backlog's tensors by name, empty for None. Prompts are left out: a group's number names its prompt."""
     if backlog is None:
         return {}
     found = {"next_number": torch.tensor([backlog.next_number])}
-    # Every group has been through a call of the engine, so each has its G responses, group by group.
+    # A group waits only after a call of the engine, so each has its G responses; `from_tensors` relies on this.
     rollouts = [group.rollouts for group in backlog.groups if group.rollouts is not None]
     if rollouts:
         whole = Rollouts.concat(rollouts)
@@ -78,7 +77,7 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
     if "numbers" not in found:
         return Backlog(next_number)
     numbers = found["numbers"].tolist()
-    # The same call by which theory/oversampling.py drew them.
+    # As theory/oversampling.py draws them: the same number gives the same prompt.
     prompts = [task.prompts(number, 1)[0] for number in numbers]
     G = len(found["num_tokens"]) // len(numbers)
     whole = rollouts_of(found, [prompt for prompt in prompts for _ in range(G)])
@@ -90,13 +89,13 @@ def from_tensors(tensors: Mapping[str, Tensor], task: Task) -> Backlog | None:
 
 
 def rollouts_of(found: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Rollouts:
-    """The inverse of `rollout_tensors`; `prompts` has one per response."""
+    """The inverse of `rollout_tensors`; `prompts` has one prompt per response."""
     lengths = found["num_tokens"].tolist()
     tokens, logp_mu, versions = (found[name].split(lengths) for name in ("tokens", "logp_mu", "versions"))
     is_response = found.get("is_response", torch.ones(sum(lengths), dtype=torch.bool)).split(lengths)
     each = zip(prompts, tokens, logp_mu, versions, found["finishes"].tolist(), is_response, strict=True)
     responses = [_response(*one) for one in each]
-    # Of the routing rows: a sequence of S tokens has S - 1.
+    # The routing rows' offsets: a sequence of S tokens has S - 1 rows.
     offsets = offsets_of([r.num_tokens - 1 for r in responses])
     record, features, top = None, None, None
     if "experts" in found:
@@ -117,8 +116,8 @@ def _response(
 ) -> Response:
     versions = version_T.tolist()
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
-    # `Response.versions` is empty for a single version, as before the round trip.
+    # By convention `Response.versions` is empty if one version sampled all.
     stretches = tuple((t, versions[t]) for t in starts) if len(starts) > 1 else ()
-    # An empty response has no version, and nothing reads it.
+    # A response without tokens has no version: 0 stands in for it, and nothing reads it.
     oldest = min(versions, default=0)
     return Response(prompt, tokens, logp_mu, is_response, FINISHES[finish], oldest, stretches)

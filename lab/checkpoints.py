@@ -20,7 +20,7 @@ from lab.files import RecordError, atomic_folder, disk_errors
 from lab.strict import parse_json
 
 STATE, SHARDED = "state.json", "sharded.json"
-"""The file of a checkpoint that is written last, by kind; its presence marks the checkpoint as complete."""
+"""The file that each kind of checkpoint writes last; its presence marks the checkpoint as complete."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,17 @@ Found = TypeVar("Found", Checkpoint, ShardedCheckpoint)
 
 
 def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | None:
-    """The last of these checkpoints; where it is damaged, ValueError names the newest whole one before it.
+    """The last of these checkpoints, given from the oldest to the newest; None if there is none.
 
-    The user decides whether to continue from that one, because other files may be damaged too.
+    Raises ValueError if it is damaged, naming the newest whole one before it. The user decides whether to continue from
+    that one, because other files may be damaged too.
     """
     for folder in folders[-1:]:
         try:
             return load(folder)
         except ValueError as error:
             whole = None
-            for older in folders[:-1]:  # oldest first, so the last that loads is the newest
+            for older in folders[:-1]:  # from the oldest: the last one that loads is the newest
                 with contextlib.suppress(ValueError):
                     whole = load(older).step
             offer = "no other one is whole: start again with --fresh"
@@ -64,13 +65,13 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
 
 
 def read_shards(folder: Path) -> ShardedCheckpoint:
-    """The sharded checkpoint in `folder`, with the size of every file checked against the recorded one."""
+    """The sharded checkpoint in `folder`; raises ValueError, naming the file, where a size is not the recorded one."""
     try:
         parts = parse_json((folder / SHARDED).read_bytes())
         step, sizes = int(parts["step"]), dict(parts["bytes"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
-    # Sizes only: checksums would read every byte of a cluster's checkpoint once more.
+    # Compare sizes alone: checksums would read every byte of a cluster's checkpoint once more.
     for name, size in sizes.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
@@ -79,17 +80,20 @@ def read_shards(folder: Path) -> ShardedCheckpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, with both parts checked against the checksums saved with them."""
+    """The checkpoint in `folder`, with both files checked against the checksums saved with them.
+
+    Raises ValueError, naming the file, where one is damaged or cannot be read.
+    """
     state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
         parts = parse_json(state_path.read_bytes())
         body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
-        # Over the values in canonical form: white space and the order of keys are no damage.
+        # The checksum is of the canonical form, as other white space or another order of keys is no damage.
         if sha256(canonical(body)) != parts["state_sha256"]:
             raise ValueError("its checksum differs from the one written with it")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
-    # Read once, so that the checksum is of the very bytes that are loaded.
+    # Read once, so that the checksum is of the bytes that are loaded.
     with disk_errors(tensors_path, "read"):
         data = tensors_path.read_bytes()
     if sha256(data) != tensors_sha256:
@@ -102,7 +106,7 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, Tensor], state
     # Clones, because safetensors refuses tensors that share memory (tied weights).
     data = safetensors.torch.save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
     body = {"step": step, "state": dict(state)}
-    # Taken from the bytes in memory, so that a read finds whatever the disk changed.
+    # Checksums of the bytes in memory, so that a read finds whatever the disk changed.
     parts = {"tensors_sha256": sha256(data), "state_sha256": sha256(canonical(body)), **body}
     with atomic_folder(path) as folder:
         (folder / "tensors.safetensors").write_bytes(data)
@@ -111,23 +115,24 @@ def write_checkpoint(path: Path, step: int, tensors: Mapping[str, Tensor], state
 
 @contextlib.contextmanager
 def shards_written(path: Path, step: int) -> Iterator[Path]:
-    """A folder to fill in the block, which then becomes `path`: files are flushed, their sizes go into sharded.json.
+    """A temporary folder for the block to fill, which then becomes `path`, with the sizes of its files in sharded.json.
 
-    Raises RecordError where the block left no file.
+    Raises RecordError where the block left no file and where the disk fails; `path` is then as before.
     """
     with atomic_folder(path) as folder:
         yield folder
         with disk_errors(path):
             files = sorted(p for p in folder.rglob("*") if p.is_file())
-            if not files:  # the ranks wrote to other disks: keep the former checkpoints
+            # Without this check an empty checkpoint would be published, and push out the former ones.
+            if not files:
                 raise RecordError(f"cannot write {path}: expected files in a folder that all machines share, got none")
             sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-        # Last, as it marks the checkpoint as complete.
+        # Written last, as it marks the checkpoint as complete.
         (folder / SHARDED).write_bytes((json.dumps({"step": step, "bytes": sizes}, indent=2) + "\n").encode())
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """The canonical JSON text of a state, of which its checksum is taken."""
+    """A state's JSON with sorted keys: the bytes of its checksum. Raises ValueError for NaN and infinities."""
     return json.dumps(value, sort_keys=True, allow_nan=False).encode()
 
 
@@ -137,6 +142,6 @@ def sha256(data: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """SHA-256 of a file in hex digits, read a part at a time: traces are as large as a batch's routes."""
+    """SHA-256 of a file in hex digits, read a part at a time, since a trace has the routes of a whole batch."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -100,18 +100,24 @@ class RunRecorder:
             row |= self.evaluate(number)
         self.append(number, row)
         # After the row, from which the verdict reads the value that ends the run; before the checkpoint.
-        _check_finite(row, result)
-        last = number == self.config.num_steps
-        if number % self.config.traces.every == 0 or last:
-            # Without the experts, which other processes may hold: the file takes them a part at a time.
-            mu, old = result.rollouts.experts, result.scores.natural
-            rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
-            trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)
-            self.folder.save_trace(number, trace, mu, old)
+        try:
+            _check_finite(row, result)
+        except NonFiniteError:
+            self._save_trace(number, result)  # the step's tokens and log-probs are the evidence
+            raise
+        if number % self.config.traces.every == 0 or number == self.config.num_steps:
+            self._save_trace(number, result)
         self.checkpoint(number, save_checkpoint)
         # Last, so that what is shown has been written.
         if self.progress is not None:
             self.progress.show(number, row)
+
+    def _save_trace(self, number: int, result: StepResult) -> None:
+        # Without the experts, which other processes may hold: the file takes them a part at a time.
+        mu, old = result.rollouts.experts, result.scores.natural
+        rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
+        trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)
+        self.folder.save_trace(number, trace, mu, old)
 
     def checkpoint(self, number: int, save: Callable[[int], object]) -> None:
         """Saves where a checkpoint is due."""

@@ -89,6 +89,7 @@ def script(
         gpus_per_node=cluster.gpus_per_node,
         num_gpus=cluster.num_nodes * cluster.gpus_per_node,
         port=RAY_PORT,
+        object_store_bytes=int(cluster.object_store_gib * 2**30),
         options=options,
         train=shlex.join(train),
     )

@@ -61,24 +61,24 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         _trends(table),
         f"## bias({first}) / bias({second})",
         f"Median over policies with its 95% interval. Below 1, {first} has less bias; bold where the interval excludes "
-        "1. Columns: KL(mu || pi) per token.",
+        "1. Columns: KL(mu || old) per token, nats.",
         *_maps(table),
         "## Turning points",
         f"The shortest length from which the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
         f"there; a dash if {first} still has less bias than {second} at the longest responses.",
         _turns(table),
         "## All objectives at the longest responses",
-        "Median bias over policies by KL(mu || pi) per token; `at n`: the error from bias and variance at the middle "
-        "distance.",
+        "Median bias over policies by KL(mu || old) per token, nats; `at n`: the error from bias and variance of n "
+        "responses at the middle distance.",
         *_biases(frame),
     ]
     return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
 def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with engines without a dial at their own median distance, to two digits, as the requested one."""
+    """The frame, where engines without a dial count as requested at their median KL(mu || old), to two digits."""
     frame = frame.copy()
-    # Engines without a dial have no requested distance; the median puts all their seeds at one level.
+    # The tables need one level for all seeds of an engine, but each seed has another distance: hence the median.
     undialled = frame["asked_discrepancy"].isna()
     found = frame[undialled].groupby(["policy", "engine"])["kl_mu_old"].transform("median")
     frame.loc[undialled, "asked_discrepancy"] = [float(f"{kl:.1e}") for kl in found]
@@ -98,7 +98,7 @@ def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
 
 
 def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
-    """The cases where the first objective's bias is larger with an interval above 1, with their lengths."""
+    """A sentence for each case in which the first objective has more bias, with an interval above 1 somewhere."""
     sure = where(table, numbers(table, "low") > 1)
     if sure.empty:
         yield f"In no cell does {first} have more bias than {second} with an interval above 1."
@@ -114,7 +114,7 @@ def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
 
 
 def _trends(table: pd.DataFrame) -> str:
-    """The ratio by length and by distance, each a median over the other."""
+    """The table of the ratio at the ends of both axes: by length over all distances, by distance over all lengths."""
     rows = []
     for place, part in parts(table, CASE):
         ends = [f"{number(value)} (T = {length})" for length, value in _ends(part, "length")]
@@ -124,7 +124,7 @@ def _trends(table: pd.DataFrame) -> str:
 
 
 def _ends(part: pd.DataFrame, name: str) -> list[tuple[Any, float]]:
-    """The smallest and the largest value of a column, each with the median ratio there."""
+    """The smallest and the largest value of a column, each with the median ratio over its rows."""
     values = distinct(part, name)
     return [(v, float(np.median(numbers(where(part, part[name] == v), "ratio")))) for v in (values[0], values[-1])]
 
@@ -142,7 +142,8 @@ def _maps(table: pd.DataFrame) -> Iterator[str]:
 
 def _ratio(row: Mapping[str, Any]) -> str:
     middle = number(float(row["ratio"]))
-    strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle  # either side of 1: the sign is certain
+    # Bold where the interval excludes 1, so that it is clear which objective has less bias.
+    strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle
     return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]"
 
 

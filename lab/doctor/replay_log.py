@@ -1,8 +1,9 @@
 """NeMo-RL's log of replayed routes: whether the trainer ran the experts that the engine recorded.
 
 `r3_trace_{host}_pid{P}.jsonl`, a file per process, an event per line (nemo_rl/utils/r3_trace.py at 4677823;
-NRL_R3_TRACE=1, and NRL_R3_TRACE_VERIFY_FORWARD=1 for the events of the forward pass). It has digests of routes instead
-of routes, and no log-probabilities: it shows where replay breaks, but not the gap. Events that are read:
+NRL_R3_TRACE=1, and NRL_R3_TRACE_VERIFY_FORWARD=1 for the events of the forward pass). The log has digests of routes,
+but neither routes nor log-probabilities: it shows where replay breaks, but not the gap between the engines. Events that
+are read:
 
 | event                        | fields                                                              |
 |------------------------------|---------------------------------------------------------------------|
@@ -43,13 +44,16 @@ class ReplayLog:
     fetched: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
     """Key, stage and digests of every fetch by a trainer."""
     forwards: Counter[tuple[str, int | None]] = field(default_factory=Counter)
-    """Verified replayed passes, by stage and layer."""
+    """Verified passes of a layer, by stage and layer."""
     unequal: Counter[tuple[str, int | None]] = field(default_factory=Counter)
+    """Those whose experts are not the recorded ones."""
     missing_rows: Counter[tuple[str, int | None]] = field(default_factory=Counter)
+    """Rows of verified passes that had no recorded route."""
     num_rows: int = 0
+    """All rows of verified passes."""
 
     def differing(self, name: str) -> list[tuple[str, str]]:
-        """Keys and stages whose digest differs from the rollout's."""
+        """Key and stage of every fetch whose digest of `name` differs from the rollout's."""
         return [
             (key, stage)
             for key, stage, digests in self.fetched
@@ -97,7 +101,7 @@ class ReplayLog:
 
     @property
     def num_compared(self) -> int:
-        """Fetches of samples that the rollout wrote."""
+        """The number of fetches whose sample is in the rollout's part of the log."""
         return sum(key in self.sampled for key, _, _ in self.fetched)
 
     @property
@@ -127,7 +131,11 @@ class ReplayLog:
 
 
 def read(paths: Sequence[Path]) -> ReplayLog:
-    """The log of these files; BadRows, a line each, for events that do not have NeMo-RL's fields."""
+    """The log of these files.
+
+    Raises BadRows, with a line per event, where a file's events lack NeMo-RL's fields, and ValueError where no file has
+    an event that is read.
+    """
     log = ReplayLog()
     for path in paths:
         found = BadRowCollector()
@@ -149,7 +157,7 @@ def read(paths: Sequence[Path]) -> ReplayLog:
 def _take(log: ReplayLog, row: Mapping[str, Any]) -> None:
     event = row.get("event")
     if event in ("rollout_payload_sample", "tq_fetch_sample"):
-        # Routes must be there, a KeyError otherwise; token ids may be absent.
+        # A missing routed_experts raises KeyError, which `read` reports; input_ids are optional.
         digests = {name: str(row[name]["valid_sha256"]) for name in DIGESTS if name == "routed_experts" or name in row}
         if event == "tq_fetch_sample":
             log.fetched.append((str(row["key"]), str(row["stage"]), digests))
@@ -159,7 +167,7 @@ def _take(log: ReplayLog, row: Mapping[str, Any]) -> None:
         place = str(row["stage"]), None if row["layer_number"] is None else int(row["layer_number"])
         log.forwards[place] += 1
         log.num_rows += int(row["actual"]["shape"][0])
-        # Only `true` is a match: a test of truth would also accept a string such as "false".
+        # `is not True`, since a truthy value such as the string "false" is no match.
         if row["matches_expected"] is not True:
             log.unequal[place] += 1
         if rows := int(row["fallback_rows"]):

@@ -33,7 +33,7 @@ FEW = 2
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """A published figure: its title, its formula, and its value for a trace, None without data."""
+    """A published figure: its title, its formula, and the function of its value, which returns None without data."""
 
     title: str
     formula: str
@@ -48,7 +48,7 @@ def _chi2(view: View) -> float:
 
 def _pearson(view: View) -> float | None:
     probs_2n = torch.stack([view.mu_n, view.old_n]).exp()
-    # The deviation of a single token is nan, and so would be its correlation.
+    # The standard deviation of a single token is nan, and so would its correlation be.
     if len(view) < 2 or bool((probs_2n.std(1) == 0).any()):
         return None
     return torch.corrcoef(probs_2n)[0, 1].item()
@@ -118,7 +118,7 @@ def place(name: str, value: float, group: str) -> str | None:
 
 
 def lines(figures: Mapping[str, float]) -> list[str]:
-    """A line per published figure: its value, and its place in each group."""
+    """A line per figure of the trace: its value, and its place in each group that has enough published values."""
     out = []
     for name, value in figures.items():
         places = [words for group in GROUPS if (words := place(name, value, group)) is not None]

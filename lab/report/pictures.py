@@ -1,4 +1,4 @@
-"""Figures other than lines over the steps: both engines on the tokens of one step, and shares of a whole.
+"""Figures other than lines over the steps: both engines on one step's tokens and routes, and bars of shares and means.
 
 Papers: R3 (arXiv 2510.11370) Fig. 2 and 3, sec. 3.1 and 3.2, App. H.
 """
@@ -28,7 +28,7 @@ from theory.routing.measures import (
 from theory.routing.record import RoutingRecord
 
 MAX_POINTS = 5000
-"""Most points of one scatter, all runs together; more make an SVG page slow."""
+"""Most points of one scatter, all runs together; with more an SVG page is slow."""
 TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 """Thresholds of F(tau): from 1 to 10, evenly on a log axis."""
 
@@ -38,7 +38,7 @@ Traced = Any
 
 
 def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
-    """Scatter of the sampled tokens: probability under mu, probability under old (R3 Fig. 2)."""
+    """Scatter of sampled tokens by their probabilities under mu and under old (R3 Fig. 2); None without a trace."""
     found = _traces(runs)
     clouds = []
     for run, trace in found:
@@ -107,7 +107,7 @@ class LevelHistogram:
         found, data = [], []
         for run, trace in _traces(runs):
             mu, old = trace.record_mu, trace.record_old
-            # At least one whole row: a token known at some layers only has no difference.
+            # A row has a difference only if both records know it at every layer.
             if mu is None or old is None or not len(whole_rows(mu, old)[1]):
                 continue
             found.append((run, trace))
@@ -116,7 +116,7 @@ class LevelHistogram:
             data.append(bar_trace(run, list(range(len(shares))), heights, map(number, shares)))
         if not data:
             return None
-        # Empty bins beyond the largest difference of all runs would only make the bars thin.
+        # The axis ends at the largest difference of all runs: empty bins would only make the bars thin.
         last = max(x for bars in data for x, y in zip(bars["x"], bars["y"], strict=True) if y)
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": self.x}, "dtick": max(1, -(-last // 12)), "range": [-0.6, last + 0.6]},
@@ -158,7 +158,10 @@ ROUTING_LEVELS = (
 
 
 def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
-    """Shares by the number of K experts that the cached route has wrong, at the last replayed step (Pr2 Fig. 4b)."""
+    """Shares of (token, layer) by how many of the K cached experts are not pi's own (Pr2 Fig. 4b).
+
+    Of each run the last step that recorded them; None if no run did.
+    """
     data, steps = [], set()
     for run in runs:
         rows = [row for row in run.metrics if row.get("routing/one_deviation") is not None]
@@ -166,7 +169,7 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
             continue
         zero, one = (rows[-1][f"routing/{name}_deviation"] for name in ("zero", "one"))
         shares = [zero, one, max(0.0, 1.0 - zero - one)]
-        # A remainder this small is rounding of the two shares.
+        # Below 1e-12 the remainder is only the rounding of the two shares.
         shares[2] = 0.0 if shares[2] < 1e-12 else shares[2]
         steps.add(rows[-1]["step"])
         heights = [share or None for share in shares]
@@ -190,7 +193,10 @@ RATIO_PARTS = {
 
 
 def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
-    """Means over the recorded steps of the k3 of both parts of the importance ratio, and of the whole."""
+    """Means over the recorded steps of k3 for both factors of the importance ratio and for the whole, nats per token.
+
+    Without the runs that lack one of them; None if all do.
+    """
     data = []
     for run in runs:
         means = [run.mean(name) for name in RATIO_PARTS.values()]

@@ -90,9 +90,15 @@ class ReportRun:
 
     @cached_property
     def newest_trace(self) -> Trace | None:
-        """The trace of the latest step that left one."""
-        paths = self.folder.traces()
-        return Trace.load(paths[-1]) if paths else None
+        """The trace of the latest step that left one whose log-probs are finite.
+
+        A step that ended the run by a NaN leaves its trace too; nothing can be drawn of that one.
+        """
+        for path in reversed(self.folder.traces()):
+            trace = Trace.load(path)
+            if trace.logp_mu.isfinite().all() and trace.logp_old.isfinite().all():
+                return trace
+        return None
 
     @property
     def engine(self) -> str:

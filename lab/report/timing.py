@@ -27,7 +27,7 @@ TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
 
 
 def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
-    """Mean seconds of the parts of a global step; None for runs that recorded none."""
+    """Bars of the mean seconds in each part of a global step; None if no run recorded any."""
     found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
     caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
     note = "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics."
@@ -39,19 +39,22 @@ class Throughput(Lines):
     """Response tokens per second of a global step."""
 
     def series(self, run: ReportRun) -> Series:
-        """Tokens per second of each step that recorded both."""
+        """Tokens per second of each step that recorded both and took more than 0 seconds."""
         seconds = dict(run.series(STEP))
         rates = [(step, tokens / seconds[step]) for step, tokens in run.series(self.name) if seconds.get(step)]
         return [(step, rate) for step, rate in rates if math.isfinite(rate)]
 
     @property
     def caption(self) -> Caption:
-        """The ratio of both metrics, with its unit."""
+        """The ratio's formula and unit."""
         return Caption("response tokens that the global step trains on / its wall-clock time", "tokens/s", "here")
 
 
 def shares(runs: Sequence[ReportRun]) -> Figure | None:
-    """Mean shares of a step in which engines and trainer work, and of their processors; None without times."""
+    """Bars of the mean shares of a step's time in which engines and trainer work, and processors are busy.
+
+    None if no run recorded times.
+    """
     found = {run.index: _shares(run) for run in runs}
     caption = Caption(
         "mean over steps of (time in the engines, or in old, reference and gradient passes) / time of the step; "
@@ -82,13 +85,14 @@ def _share(run: ReportRun, names: Sequence[str], processes: int) -> float | None
             sums[step] = sums.get(step, 0.0) + value
     found = [value / seconds[step] / processes for step, value in sums.items() if seconds.get(step)]
     mean = sum(found) / len(found) if found else math.nan
-    return mean if math.isfinite(mean) else None  # the times of an edited file may have a ratio beyond float64
+    # Not finite where no step has both, and where an edited file's times have a ratio beyond float64.
+    return mean if math.isfinite(mean) else None
 
 
 def _bars(
     runs: Sequence[ReportRun], found: Mapping[int, Mapping[str, float | None]], empty: Figure, title: str, unit: str
 ) -> Figure | None:
-    """The figure with a bar per run and part; parts without a value in any run are omitted."""
+    """Fills `empty` with a bar per run and part, without the parts that no run has; None if none is left."""
     words = list(next(iter(found.values()), {}))
     shown = [word for word in words if any(values[word] is not None for values in found.values())]
     if not shown:
@@ -104,7 +108,7 @@ def _bars(
 
 @dataclass(frozen=True)
 class TimingRow:
-    """A line of a table, in the colour of its run."""
+    """A row of a table, in the colour of its run."""
 
     run: ReportRun
     cells: tuple[str, ...]
@@ -134,7 +138,7 @@ PAYLOADS = {
 
 
 def payloads(runs: Sequence[ReportRun]) -> Table | None:
-    """Mean megabytes per step of each payload, beside the plan's count; None for runs that recorded none."""
+    """A table of each payload's mean megabytes per step beside the plan's count; None if no run recorded any."""
     rows = []
     for run in runs:
         planned = run.manifest.get("planned_bytes", {})
@@ -160,7 +164,7 @@ def _megabytes(num_bytes: float | int | None) -> str:
 
 
 def interruptions(runs: Sequence[ReportRun]) -> Table | None:
-    """The ranks, engines and runs that ended and were continued; None where none did."""
+    """A table of the ranks, engines and runs that ended and were continued; None if none did."""
     rows = []
     for run in runs:
         for event in run.events:
@@ -171,7 +175,7 @@ def interruptions(runs: Sequence[ReportRun]) -> Table | None:
     if not rows:
         return None
     note = (
-        "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds run from "
+        "Steps done are those before the loss; those after the last checkpoint are computed again. Seconds count from "
         "the loss, or from the new start of a run, until the run continued."
     )
     columns = ("ended", "steps done", "steps again", "seconds", "reason")

@@ -1,6 +1,7 @@
 """The places in the text where the engines disagree: routing differences by token, and along one response.
 
-Letters: d in [0, L K], the differing expert choices of one input token over all L layers.
+Here d, in [0, L K], counts the differing expert choices of one input token over all L layers. Letters: R routing rows,
+W those that both engines recorded at every layer.
 Paper: R3 (arXiv 2510.11370) App. H for d, App. L (Table 11, Fig. 11) for the pictures.
 """
 
@@ -24,7 +25,7 @@ MOST_TOKENS = 24
 LEAST_SHARE = 2e-4
 """Share of the places below which the ranking omits a token, as R3's Table 11 does."""
 COLUMNS, MOST_ROWS = 24, 6
-"""Size of the grid that shows a response token by token."""
+"""Size of the grid that shows the beginning of a response, a cell per input token."""
 LONGEST, IN_CELL = 5, 2
 """Most characters of a token's text under a bar and in a cell; hovering shows the rest."""
 NO_TEXT = "□"
@@ -62,8 +63,8 @@ def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
 def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     """The beginning of one response, each token coloured by its routing difference (R3 Fig. 11).
 
-    The response has the largest mean difference of all runs. Sampled tokens are bold; the task's answers between two
-    turns are framed.
+    The response is the one with the largest mean difference over all runs. Sampled tokens are bold; the task's answers
+    between two turns are framed.
     """
     found = [_most_different(*one) for one in _with_differences(runs)]
     if not found:
@@ -73,7 +74,7 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     tokens, d = differences.token_R[shown].tolist(), differences.d_R[shown].tolist()
     every_source = _sources(trace, b)
     sources = [every_source[position] for position in differences.position_R[shown].tolist()]
-    # At least 1, for a response without a difference.
+    # At least 1, as the opacity below divides by it and a response may have no difference.
     top = max(*d, 1.0)
     x, y = [i % COLUMNS for i in range(len(tokens))], [-(i // COLUMNS) for i in range(len(tokens))]
     cells = {
@@ -105,7 +106,7 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 class Differences(NamedTuple):
-    """The R routing rows that both engines recorded at every layer, each with its response and position."""
+    """The R routing rows that both engines recorded at every layer: input token, d, response, and position in it."""
 
     token_R: Int[Tensor, " R"]
     d_R: Float[Tensor, " R"]
@@ -122,7 +123,7 @@ def _with_differences(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, Trace,
 def _most_different(
     run: ReportRun, trace: Trace, differences: Differences
 ) -> tuple[float, ReportRun, Trace, Differences, int]:
-    """The largest mean d of a response, and its number, with what was given."""
+    """The largest mean d of a response, the arguments, and that response's number."""
     b_R = differences.response_R
     sums, sizes = torch.bincount(b_R, differences.d_R, len(trace)), torch.bincount(b_R, minlength=len(trace))
     # -1 where a response has no whole row, so that argmax never picks it.
@@ -131,14 +132,14 @@ def _most_different(
 
 
 def differences_of(trace: Trace) -> Differences | None:
-    """Every routing row that both engines recorded at every layer; None without any."""
+    """The routing rows that both engines recorded at every layer; None if there is none."""
     mu, old = trace.record_mu, trace.record_old
     if mu is None or old is None:
         return None
     is_whole, d_W = whole_rows(mu, old)
     if len(d_W) == 0:
         return None
-    # A routing row per input token, that is every token of a response but its last.
+    # A sequence has a routing row for every token but its last.
     is_input = torch.ones(len(trace.tokens), dtype=torch.bool)
     is_input[trace.offsets[1:] - 1] = False
     response_R = torch.repeat_interleave(torch.arange(len(trace)), trace.offsets.diff() - 1)
@@ -149,7 +150,8 @@ def differences_of(trace: Trace) -> Differences | None:
 
 def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict[int, float]:
     """The mean d of each token with at least LEAST_SHARE of the rows."""
-    tokens, place_R = tokens_R.unique(return_inverse=True)  # dense ids for bincount: a trace's ids may be of any size
+    # Renumbered for bincount, which would allocate up to the largest token id.
+    tokens, place_R = tokens_R.unique(return_inverse=True)
     sums, sizes = torch.bincount(place_R, d_R), torch.bincount(place_R)
     kept = sizes >= LEAST_SHARE * len(tokens_R)
     return {int(tokens[i]): float(sums[i] / sizes[i]) for i in kept.nonzero()[:, 0]}
@@ -157,7 +159,7 @@ def mean_by_token(tokens_R: Int[Tensor, " R"], d_R: Float[Tensor, " R"]) -> dict
 
 def _sources(trace: Trace, b: int) -> list[str]:
     """The origin of each token of response b: its prompt, the task, or the policy mu."""
-    # is_response has no prompt tokens: leave out those of the earlier responses.
+    # `is_response` has no entries for prompts, so subtract the earlier prompts' tokens from the offset.
     num_prompt, S = int(trace.num_prompt[b]), int(trace.offsets[b + 1] - trace.offsets[b])
     first = int(trace.offsets[b] - trace.num_prompt[:b].sum())
     is_sampled = trace.is_response[first : first + S - num_prompt].tolist()
@@ -186,7 +188,7 @@ def _escaped(text: str) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names with repeated ones numbered: a category axis would draw equal ones on one another."""
+    """The names, repeated ones numbered, since a category axis would draw equal names at one place."""
     return [name if names.index(name) == i else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 

@@ -1,9 +1,12 @@
 """The prefix cache: keys, values and routes of earlier sequences, found by their tokens.
 
-A turn of a conversation begins with everything before it. The cache holds its keys and values together with the experts
-of every row: a rollout of several turns has its whole routing record without a second prefill (R3, arXiv 2510.11370,
-sec. 4.2). Router features are not kept: a call returns them only on rows that predict its own tokens, all of which it
-computes.
+Each turn of a conversation has all of the earlier ones in its prompt. The cache holds their keys and values together
+with the experts of every row, so that a rollout of several turns has its whole routing record without a second prefill
+(R3, arXiv 2510.11370, sec. 4.2). Router features are not kept: a call returns them only on rows that predict its own
+tokens, and it computes all of those.
+
+Letters beyond theory/contracts.py: h key heads, d head width, A rows of a call's KV cache, W rows of a response's
+buffer.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from sandbox.model.kv_cache import KVCache
 from theory.contracts import Prompt
 
 MAX_BYTES = 256 * 2**20
+"""The default limit, in bytes: 256 MiB."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,21 @@ class CachedPrefix:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def first(self, length: int) -> CachedPrefix:
-        """The entry of the first `length` tokens."""
+        """The entry of the first `length` tokens, as views of this one."""
         experts = None if self.experts_SLK is None else self.experts_SLK[:length]
         return CachedPrefix(self.k_LhSd[:, :, :length], self.v_LhSd[:, :, :length], experts)
 
     def copy(self) -> CachedPrefix:
-        """A copy with its own memory: a view would keep a whole batch's buffers alive."""
+        """A copy with its own memory; a view would keep a whole batch's buffers alive."""
         experts = None if self.experts_SLK is None else self.experts_SLK.clone()
         return CachedPrefix(self.k_LhSd.clone(), self.v_LhSd.clone(), experts)
 
 
 class PrefixCache:
-    """At most `max_bytes` of sequences, all computed with the engine's current weights (`clear` when they change).
+    """Sequences of at most `max_bytes` together, all computed with the engine's current weights.
 
-    The least recently used sequences are dropped to make room. No sequence is a prefix of another: a longer one
-    replaces its own prefix, since it serves every use of the shorter one.
+    The engine calls `clear` when its weights change. The least recently used sequences are dropped to make room. No
+    sequence is a prefix of another: a longer one replaces its own prefix, since it serves every use of the shorter one.
     Laws: tests/sandbox/engines/test_prefix_cache.py.
     """
 
@@ -75,16 +79,19 @@ class PrefixCache:
         return len(self._kept)
 
     def find(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
-        """The longest known prefix of a prompt without its last token, whose logits must be computed."""
+        """The longest known prefix of a prompt without its last token, or None.
+
+        The last token is always computed, as its logits give the first sampled token.
+        """
         wanted = prompt[:-1]
         place = bisect_left(self._sorted, wanted)
-        # In lexicographic order the sequence with the longest common prefix is next to the place of the wanted one.
+        # In lexicographic order one of the two neighbours of `wanted` shares the longest prefix with it.
         shared = {known: _num_shared(known, wanted) for known in self._sorted[max(0, place - 1) : place + 1]}
         best = max(shared, key=lambda known: shared[known], default=())
         if shared.get(best, 0) == 0:
             return None
         self._kept.move_to_end(best)
-        return self._kept[best].first(shared[best])  # a view: callers copy it into their own cache
+        return self._kept[best].first(shared[best])  # views: callers copy them into their own cache
 
     def keep(
         self,
@@ -94,9 +101,10 @@ class PrefixCache:
         prompts: Sequence[Prompt],
         buffers: Buffers,
     ) -> None:
-        """Stores the chosen rows of a generate call's KV cache: responses active_A, each without its last token.
+        """Stores the sequences in the chosen rows of a generate call's KV cache, each without its last token.
 
-        The last sampled token was never an input, so it has no keys, values or routes.
+        Row a belongs to response active_A[a]. A last token that ended the call was never an input: it has no keys,
+        values or routes.
         """
         num_copies = len(buffers.lengths_B) // len(prompts)
         for row in is_kept_A.nonzero()[:, 0].tolist():
@@ -108,19 +116,20 @@ class PrefixCache:
             self.put(tokens, CachedPrefix(cache.k_LBhCd[:, row, :, :S], cache.v_LBhCd[:, row, :, :S], experts))
 
     def put(self, tokens: tuple[int, ...], found: CachedPrefix) -> None:
-        """Stores a copy of the entry of these tokens, unless they are known."""
+        """Stores a copy of the entry of these tokens, unless they are a prefix of a stored sequence."""
         place = bisect_left(self._sorted, tokens)
-        # A stored sequence that begins with these tokens sorts right at their place.
+        # The first stored sequence that is not below these tokens begins with them if any does.
         if place < len(self._sorted) and self._sorted[place][: len(tokens)] == tokens:
             self._kept.move_to_end(self._sorted[place])
             return
-        # As no stored sequence is a prefix of another, only the one just before can be a prefix of this one.
+        # Only the one just before can be a prefix of these tokens: whatever sorts between a prefix and them begins with
+        # that prefix, and no stored sequence is a prefix of another.
         if place > 0 and tokens[: len(self._sorted[place - 1])] == self._sorted[place - 1]:
             self._drop(self._sorted[place - 1])
         insort(self._sorted, tokens)
         self._kept[tokens] = found.copy()
         self.nbytes += found.nbytes
-        # This drops the new entry too if it alone exceeds the limit.
+        # The new entry is the last to go: it is dropped, too, if it alone exceeds the limit.
         while self.nbytes > self.max_bytes:
             self._drop(next(iter(self._kept)))
 
@@ -130,7 +139,7 @@ class PrefixCache:
 
 
 def _num_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """The length of the common prefix."""
+    """The length of the longest common prefix."""
     num = min(len(a), len(b))
     return next((i for i in range(num) if a[i] != b[i]), num)
 

@@ -1,6 +1,7 @@
 """The pass over the prompts of a generate call: prefixes come from the prefix cache, the rest is computed.
 
-Extra letters: W rows of a response's buffer; p prompts of one forward pass, n their computed tokens, packed.
+Letters beyond theory/contracts.py: W rows of a response's buffer; p prompts of one forward pass, n their computed
+tokens, packed.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ def run_prompts(
     buffers: Buffers,
     prefixes: PrefixCache | None = None,
 ) -> tuple[KVCache, Float[Tensor, "B V"]]:
-    """Runs each prompt once; its keys, values, routes and first logits go to the `num_copies` responses of its group.
+    """The KV cache and the next-token logits after each prompt, for the `num_copies` adjacent responses of its group.
 
-    The KV cache has room for `room` more tokens. One forward pass runs all prompts without a known prefix; the others,
-    which start where their prefix ends, are packed greedily into passes that fit.
+    Runs each prompt once, from the end of its known prefix, and writes its routes into the buffers of its responses.
+    The cache has room for `room` tokens after the longest prompt. One forward pass runs all prompts without a known
+    prefix; the others are packed greedily into passes that fit.
     """
     found = [None if prefixes is None else prefixes.find(prompt.tokens) for prompt in prompts]
     capacity = max(len(prompt.tokens) for prompt in prompts) + room
@@ -44,11 +46,11 @@ def run_prompts(
         tokens_pS = padded([prompts[p].tokens[start:] for p, start in zip(chosen, starts, strict=True)])
         recorder = PassRecorder(buffers.features is not None)
         hidden_pSD = model.forward_hidden(tokens_pS, recorder, numerics=numerics, cache=cache)
-        # `truncate` drops the right padding of shorter parts.
+        # The pass counts padding as tokens; `truncate` takes it off the shorter prompts again.
         counts_p = lengths_p - torch.tensor(starts)
         cache.truncate(lengths_p)
         _store_routes(recorder, torch.tensor(chosen), torch.tensor(starts), counts_p, num_copies, buffers)
-        # The row of a prompt's last token predicts the first sampled one.
+        # The row of a prompt's last token predicts the first token of its responses.
         caches.append(cache)
         logits.append(model.logits(hidden_pSD[torch.arange(len(chosen)), counts_p - 1], numerics=numerics))
         order += chosen
@@ -56,20 +58,21 @@ def run_prompts(
         if hit is not None and buffers.experts_BWLK is not None:
             assert hit.experts_SLK is not None, "a prefix of a model with routers was kept without routes"
             buffers.experts_BWLK[p * num_copies : (p + 1) * num_copies, : hit.length] = hit.experts_SLK
-    # `order` has the prompt of each row of the caches; its argsort has the row of each prompt.
+    # Undo the packing: `order` has the prompt of each row of the caches, its argsort the row of each prompt.
     in_order = torch.tensor(order).argsort().repeat_interleave(num_copies)
     return KVCache.concat(caches).select(in_order), torch.cat(logits)[in_order]
 
 
 def _passes(prompts: Sequence[Prompt], found: Sequence[CachedPrefix | None], limit: int) -> Iterator[list[int]]:
-    """Prompts grouped by forward pass; padded to the pass's longest part, none may reach beyond `limit`."""
-    # These begin at 0: padded to the longest of them, none is longer than a prompt that fits.
+    """The prompts of each forward pass. Each is padded to the pass's longest part, and must then end within `limit`."""
+    # All of these begin at 0, so padding makes none longer than the longest prompt, which fits.
     missed = [p for p, hit in enumerate(found) if hit is None]
     if missed:
         yield missed
     starts = {p: hit.length for p, hit in enumerate(found) if hit is not None}
     chosen, furthest = [], 0
-    # Shortest parts first: a pass takes prompts until the next one's width would push one of them beyond the limit.
+    # Shortest parts first, so that the next part sets the pass's width; the prompt that starts furthest must have room
+    # for it.
     for width, p in sorted((len(prompts[p].tokens) - start, p) for p, start in starts.items()):
         furthest = max(furthest, starts[p])
         if chosen and furthest + width > limit:
@@ -81,7 +84,7 @@ def _passes(prompts: Sequence[Prompt], found: Sequence[CachedPrefix | None], lim
 
 
 def _take(hit: CachedPrefix | None, cache: KVCache, row: int) -> int:
-    """Copies the found keys and values into the row; returns their number of tokens."""
+    """Copies the found keys and values into the row; returns the number of their tokens, 0 without a hit."""
     if hit is None:
         return 0
     cache.k_LBhCd[:, row, :, : hit.length] = hit.k_LhSd
@@ -92,7 +95,7 @@ def _take(hit: CachedPrefix | None, cache: KVCache, row: int) -> int:
 def _store_routes(
     recorder: PassRecorder, prompts_p: Tensor, starts_p: Tensor, counts_p: Tensor, num_copies: int, buffers: Buffers
 ) -> None:
-    """Writes the routes of each prompt's computed tokens, without padding, to all copies of the prompt."""
+    """Writes the routes of each prompt's computed tokens, padding left out, to all responses of the prompt."""
     if buffers.experts_BWLK is None:
         return
     width = int(counts_p.max())

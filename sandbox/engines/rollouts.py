@@ -40,7 +40,7 @@ def rollouts_of(
     top = None if buffers.top is None else buffers.top.take(buffers.lengths_B)
     if buffers.experts_BWLK is None:
         return Rollouts(tuple(responses), temperature=sampling.scored_temperature, top=top)
-    num_rows = [r.num_tokens - 1 for r in responses]  # the last token was never an input
+    num_rows = [r.num_tokens - 1 for r in responses]  # a record has no row for the last token
     # A mask keeps row order within responses and response order: the packing of a record.
     is_row_BW = torch.arange(buffers.experts_BWLK.shape[1]) < torch.tensor(num_rows)[:, None]
     experts = buffers.experts_BWLK[is_row_BW]

@@ -13,6 +13,7 @@ from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.power import needs
+from sandbox.ledger.summary import states_of
 from sandbox.ledger.verdicts import Finding, findings
 
 SMOKE = (
@@ -79,7 +80,11 @@ def run(
 
     RecordError while another queue works on the same folder of results.
     """
-    from sandbox.ledger.queue import missing, work  # here, so that only running cells needs Ray
+    from lab.ray_session import reach  # here, so that only running cells needs Ray
+    from sandbox.ledger.queue import missing, work
+
+    if address is not None:
+        reach(address, "--address")  # before anything is made or said
 
     with disk_errors(place.results, "make folder"):
         place.results.mkdir(parents=True, exist_ok=True)
@@ -118,18 +123,24 @@ def listing(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
     Verdicts are corrected over the whole `ledger`, as on its pages, even if few of its claims are listed.
     """
     rows = place.store.rows()
-    return _listed(wanted, rows, ledger.findings(rows))
+    return _listed(wanted, rows, ledger.findings(rows), ledger.claims)
 
 
-def _listed(wanted: Wanted, done: Mapping[str, Row], found: Sequence[Finding]) -> str:
-    words = {one.claim.number: one.word for one in found if one.decides}
-    rows = []
+def _listed(wanted: Wanted, done: Mapping[str, Row], found: Sequence[Finding], ledger: Sequence[Claim]) -> str:
+    words, rows = states_of(ledger, found), []
     for claim in wanted.claims:
         tried = [regime for regime in wanted.regimes if regime.name in claim.places]
         places = [(r, arm, seed) for r in tried for arm, seed in wanted.runs(claim, r.name)]
-        keys = {key(*one, SMOKE if wanted.smoke else ()) for one in places}
+        changes = SMOKE if wanted.smoke else ()
+        keys = {key(*one, changes) for one in places}
         runs = f"{len(keys & done.keys())}/{len(keys)}"
-        rows.append((str(claim.number), claim.name, claim.home, runs, words.get(claim.number) or "–"))
+        # The rest is for pictures and exploratory seeds: what decides the claim is there.
+        fresh = claim.deciding(wanted.seeds)
+        deciding = {key(r, arm, seed, changes) for r, arm, seed in places
+                    if r.name == claim.home and seed in fresh and not claim.is_drawn_alone(arm)}  # fmt: skip
+        if deciding and deciding <= done.keys() < keys | done.keys():
+            runs += f" (all {len(deciding)} that decide)"
+        rows.append((str(claim.number), claim.name, claim.home, runs, words[claim.number]))
     return markdown_table(("claim", "name", "home", "runs", "verdict"), rows)
 
 
@@ -148,7 +159,7 @@ def write_pages(wanted: Wanted, place: LedgerFolders) -> str:
     found = wanted.findings(rows)
     atomic_write(place.results / "ledger.md", page.markdown(wanted.claims, wanted.regimes, found, rows))
     atomic_write(place.results / "ledger.html", html.render(wanted.claims, wanted.regimes, found, rows, wanted.seeds))
-    return _listed(wanted, rows, found)
+    return _listed(wanted, rows, found, wanted.claims)
 
 
 __all__ = ["LedgerFolders", "Wanted", "listing", "power", "run", "write_pages"]

@@ -1,7 +1,8 @@
 """The layers of the decoder in sandbox/model/decoder.py, and the state that they share in one forward pass.
 
-Letters beyond theory/contracts.py: N = B S rows of a flattened batch, O output width, F MLP hidden width, H query
-heads, h key heads, d head width, P key slots (padded).
+Letters beyond theory/contracts.py, where N and P mean something else: N = B S rows of a flattened batch, O output
+width, F MLP hidden width, H query heads, h key heads, d head width, P key slots (padded), M cache slots that a pass
+writes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from theory.routing.gates import Gate
 
 @dataclass(frozen=True)
 class Products:
-    """The arithmetic of matrix products, in a pass and outside of the layers."""
+    """The arithmetic of a matrix product: all that `linear` needs, in a layer or for the head."""
 
     kernels: Kernels
     numerics: Numerics
@@ -30,7 +31,11 @@ class Products:
 
 @dataclass(frozen=True)
 class Pass(Products):
-    """The state that every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing."""
+    """The state that every layer of one forward pass shares: kernels, numerics, rotations, key mask, cache, routing.
+
+    cos_BSHd, sin_BSHd: a row per head, queries and keys together (H + h heads). num_slots: P. slots_M: the slots of the
+    cache that this pass fills; None without a cache.
+    """
 
     gate: Gate
     routing: Routing
@@ -48,7 +53,7 @@ def matrix(*shape: int) -> nn.Parameter:
 
 
 def linear(x: Tensor, weight_OD: Tensor, site: Site, shared: Products) -> Tensor:
-    """x W^T in this arithmetic at this site."""
+    """x W^T with the kernels of `shared` and its numerics' hooks for `site`."""
     multiply, numerics = shared.kernels.linear, shared.numerics
     if numerics is EXACT:
         return multiply(x, weight_OD)
@@ -74,14 +79,15 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
         qkv = linear(x_BSD, self.qkv, "qkv", shared)
         out_BSD = None
-        # One fused operator, for passes without hooks and without a cache; None where the kernels have none.
+        # One fused operator from qkv to the output product. It calls no hook and reads no cache, and is None where the
+        # kernels have no such operator.
         if shared.numerics is EXACT and shared.cache is None:
             norms = (None, None) if self.config.qk_norm == "none" else (self.q_norm, self.k_norm)
             out_BSD = shared.kernels.self_attention(self.config, qkv, shared.cos_BSHd, shared.sin_BSHd, *norms)
         return linear(self._attended(qkv, shared) if out_BSD is None else out_BSD, self.o, "o", shared)
 
     def _attended(self, qkv: Tensor, shared: Pass) -> Tensor:
-        """The concatenated outputs of the heads, operator by operator."""
+        """The outputs of all heads side by side, (B, S, H d), by one operator after another."""
         H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         B, S, _ = qkv.shape
         qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
@@ -92,7 +98,7 @@ class Attention(nn.Module):
         k, v = shared.numerics.kv(k, v.view(B, S, h, d))
         P = shared.num_slots
         if shared.cache is None:
-            # Zeros in the unused slots: their weight is 0, and 0 times NaN would be NaN.
+            # Pad with zeros: the slots beyond S have weight 0, but 0 times uninitialised memory may be NaN.
             k_BhPd, v_BhPd = (F.pad(t.transpose(1, 2), (0, 0, 0, P - S)) for t in (k, v))
         else:
             assert shared.slots_M is not None
@@ -139,7 +145,7 @@ class ExpertMLP(nn.Module):
         self.router = matrix(E, D)
         self.gate_up = matrix(E, D, 2 * width)
         self.down = matrix(E, width, D)
-        # A sigmoid gate has a bias that affects only the choice and gets no gradient (DeepSeek-V3).
+        # A buffer, as no gradient reaches it: DeepSeek-V3's bias decides which experts are chosen, not their weights.
         self.register_buffer("selection_bias", torch.zeros(E) if config.gate.score == "sigmoid" else None)
         self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
         self.shared_gate = matrix(1, D) if config.shared_expert_gate else None
@@ -148,7 +154,7 @@ class ExpertMLP(nn.Module):
         logits_NE = linear(x_ND, self.router, "router", shared)
         logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
         config = self.config
-        # `shared.gate`, not config.gate: it names the kernels that compute it.
+        # `shared.gate` is config.gate with this model's kernels: config.gate alone would route with torch's operators.
         experts_NK, weights_NK = shared.routing.route(
             self.layer_number, x_ND, logits_NE, config.experts_per_token, shared.gate, self.selection_bias
         )
@@ -175,7 +181,7 @@ class Layer(nn.Module):
         self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
 
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
-        # In place: the gradient of neither product needs its output.
+        # In place: both blocks return a new tensor, and no operator's gradient reads it.
         x_BSD = self.attention(shared.kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
         hidden_ND = shared.kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
         return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)

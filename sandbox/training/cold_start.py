@@ -1,7 +1,7 @@
 """The cold start: supervised training on generated demonstrations until sampled accuracy reaches a target.
 
-RL needs a model that is sometimes right. The result is a Hugging Face folder, cached by the hash of its inputs, so that
-runs that differ in engine or algorithm start from the same weights.
+RL needs a model that is sometimes right: where all rewards are 0, so are all advantages. The result is a Hugging Face
+folder, cached by the hash of its inputs, so that runs that differ in engine or algorithm start from the same weights.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from theory.contracts import Environment, Prompt
 from theory.streams import derive_seed, stream
 from theory.turns import sampled_tokens
 
-# Part of the cache key: raise it when the procedure changes.
 PROCEDURE = 1
+"""Part of the cache key: raise it when the procedure changes."""
 
 Report = Callable[[int, float, float], None]
+"""Called at every check with the number of updates, the last loss in nats per token, and the accuracy in [0, 1]."""
 
 
 def cold_start(
@@ -45,29 +46,30 @@ def cold_start(
     max_turns: int = 1,
     report: Report | None = None,
 ) -> tuple[MoE, dict[str, float]]:
-    """The model after its supervised stage, and {"accuracy", "num_updates"}; read from the cache where it is there.
+    """The model after its supervised stage, and {"accuracy" in [0, 1], "num_updates"}; cached.
 
-    `description` holds the parts of the config that define the model and the task. `report(update, loss, accuracy)` is
-    called at every check. Raises ValueError if the target is not reached within `max_updates`, or if every response
-    of the teacher's first batch is longer than `max_tokens`.
+    If the cache has no such model, trains `model` in place and returns its saved copy. `description` holds the parts of
+    the config that define the model and the task, for the cache key. Raises ValueError if the target is not reached
+    within `max_updates`, or if every response of the teacher's first batch is longer than `max_tokens`; NonFiniteError
+    if a loss is not finite.
     """
     block = block.model_copy(update={"teacher": block.teacher or task.teachers[0]})
     limits = {"max_tokens": max_tokens, "max_turns": max_turns}
-    # The default teacher and a single turn are left out of the key: caches older than these options stay valid.
+    # The default teacher and a single turn are left out of the key, so that caches older than these options stay valid.
     unnamed = {"cache", "teacher"} if block.teacher == task.teachers[0] else {"cache"}
     limit = max_tokens if max_turns == 1 else limits
-    # torch's version, as another one may round differently.
+    # The key has torch's version, as another one may round differently.
     key = json.dumps([PROCEDURE, torch.__version__, description, block.model_dump(exclude=unnamed), limit])
     folder = Path(block.cache) / hashlib.sha256(key.encode()).hexdigest()[:12]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Of several runs that start at once, one trains; the others wait here and then find its folder.
+    # If several runs start at once, one trains; the others wait here and then find its folder.
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             summary = _train(model, task, block, limits, report)
             with atomic_folder(folder) as scratch:
                 save(model, scratch)
                 (scratch / "cold_start.json").write_text(json.dumps(summary), encoding="utf-8")
-    # Read back by the process that trained it, too, so that all runs start from the same file.
+    # The process that trained the model reads it back, too, so that all runs start from the same file.
     return load_model(folder), json.loads((folder / "cold_start.json").read_text(encoding="utf-8"))
 
 
@@ -84,7 +86,7 @@ def _train(
         rate = block.learning_rate * min(1.0, (update + 1) / max(1, block.warmup_updates))
         for group in optimizer.param_groups:
             group["lr"] = rate
-        # A hash in place of a step's number: RL's own steps, counted from 0, have other problems.
+        # `prompts` takes a step's number. RL uses 0, 1, ...; a hash gives the cold start other problems.
         prompts = task.prompts(derive_seed(block.seed, "cold_start", update), block.batch_size)
         draws = stream(block.seed, "demonstrations", update)
         demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
@@ -112,7 +114,7 @@ def _train(
 
 
 def _check_fit(demonstrations: Sequence[Sequence[int]], block: ColdStartBlock, max_tokens: int) -> None:
-    """Raises ValueError if no response could be sampled in full: accuracy would stay at 0."""
+    """Raises ValueError if even the shortest demonstration exceeds `max_tokens`: accuracy would stay at 0."""
     shortest = min(map(len, demonstrations))
     if shortest > max_tokens:
         raise ValueError(
@@ -143,7 +145,7 @@ class _Check:
     def __init__(self, task: DemonstratedTask, check: Sequence[Prompt]):
         self.prompts, self.reward = task.prompts, task.reward
         self._check = check
-        # `roll_out` knows an environment by this method, so only the copy of an environment may have it.
+        # `roll_out` recognises an environment by this method, so only an environment's check may have it.
         if isinstance(task, Environment):
             self.observe = task.observe
 

@@ -1,8 +1,8 @@
-"""Router features whose hidden states and logits stay in the object store: the driver has their places alone.
+"""Router features whose hidden states and logits stay in the object store: the driver knows only where they are.
 
-A rank fetches the rows and layers that it learns from (`StoredFeatures.at`). Products with the predictor are made where
-hidden states are read. Logits are compared by the actors that made the first of the two, each on its own rows and
-layers, and only the values of `measure` travel.
+A rank fetches the rows and layers that it learns from (`StoredFeatures.at`). The process that reads hidden states
+multiplies them by the predictor. Two sets of logits are compared by the actors that made the first, each on its own
+rows and layers, and only the values of `measure` travel.
 
 Extra letters: F feature rows; G sets of layers, one for each model chunk of a pipeline; X columns of a stored tensor.
 """
@@ -21,11 +21,11 @@ from theory.routing.features import RouterFeatures, layer_products
 from theory.routing.packed_rows import offsets_of
 
 LEAST_ROWS = 8
-"""Rows of a product at least, zeros included: fewer than 4 rows take another kernel, whose bits differ. (Where E is no
-multiple of 4, bits differ with every number of rows.)"""
+"""Fewest rows of a product; `products` adds rows of zeros, since torch computes fewer than 4 rows with another kernel,
+whose bits differ. (Where E is not a multiple of 4, every number of rows gives other bits.)"""
 
 BLOCK_BYTES = 2**24
-"""Bytes of logits that an actor compares at once."""
+"""Most bytes of logits that an actor compares at once; a longer row is compared by itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class StoredRows:
     dtype: torch.dtype
 
     def at(self, where_F: Int[Tensor, " F2"], layer_numbers: Sequence[int]) -> StoredRows:
-        """These rows, at the layer sets that have some of these layers; a source that is not needed is dropped."""
+        """These rows, at the layer sets that have any of these layers, without the sources that are not needed."""
         sets = [g for g, numbers in enumerate(self.layer_sets) if set(numbers) & set(layer_numbers)]
         source_GF, row_GF = self.source_GF[sets][:, where_F], self.row_GF[sets][:, where_F]
         used, source_GF = source_GF.unique(return_inverse=True)
@@ -59,10 +59,10 @@ class StoredRows:
         return out_FLX
 
     def parts(self, home: int | None = None) -> list[tuple[Source, Tensor, Tensor]]:
-        """Each source (made by actor `home`, if one is given), the rows that it has, and their numbers in it."""
+        """Each source, the numbers of its rows here, and their numbers in it; if given, only actor `home`'s sources."""
         found = []
         for source_F, row_F in zip(self.source_GF, self.row_GF, strict=True):
-            # One sort: a comparison with each of thousands of sources would take minutes for millions of rows.
+            # Sort once: for millions of rows a comparison with each of thousands of sources would take minutes.
             sizes = torch.bincount(source_F, minlength=len(self.sources)).tolist()
             for source, where_F in zip(self.sources, source_F.argsort(stable=True).split(sizes), strict=True):
                 if len(where_F) and home in (None, source.owner.home):
@@ -71,7 +71,7 @@ class StoredRows:
 
     @property
     def group(self) -> RankGroup | None:
-        """The actors that made the sources; None in a process that the rows have travelled to, and without rows."""
+        """The actors that made the sources; None without rows, and in a process that received them (`Owner`)."""
         return self.sources[0].owner.group if self.sources else None
 
     @staticmethod
@@ -83,7 +83,7 @@ class StoredRows:
         for part, where_F in parts:
             for own, numbers in enumerate(part.layer_sets):
                 g = layer_sets.index(numbers)
-                # Sources are appended below, so a part's own numbers move up by those there already.
+                # `sources` grows below, so a part's source numbers move up by the sources of earlier parts.
                 source_GF[g, where_F] = part.source_GF[own] + len(sources)
                 row_GF[g, where_F] = part.row_GF[own]
             sources += part.sources
@@ -91,10 +91,9 @@ class StoredRows:
 
 
 class StoredFeatures(RouterFeatures):
-    """Router features in stored tensors. `hidden` and `logits` fetch all of theirs into this process, every time.
+    """Router features in stored tensors; each access to `hidden` or `logits` fetches all of them into this process.
 
-    `shift` is a predictor and a sign whose product with the hidden states is to be added to the stored logits; `logits`
-    adds it, every time.
+    shift: a predictor W_p and a sign; `logits` are then the stored ones + sign * h W_p, computed at each access.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class StoredFeatures(RouterFeatures):
         layer_numbers: tuple[int, ...],
         shift: tuple[Mapping[int, Tensor], float] | None = None,
     ):
-        # Past the dataclass's own __init__: hidden states and logits are properties here.
+        # Not by the dataclass's own __init__, which would set `hidden` and `logits`: they are properties here.
         own = {"rows": rows, "offsets": offsets, "layer_numbers": layer_numbers}
         self.__dict__.update(own, stored_hidden=stored_hidden, stored_logits=stored_logits, shift=shift)
 
@@ -126,14 +125,14 @@ class StoredFeatures(RouterFeatures):
         if self.shift is None:
             return logits
         predictor, sign = self.shift
-        # As `RouterFeatures._shifted` computes it, for the same bits.
+        # In the dtype of `RouterFeatures._shifted`, for the same bits.
         wide, hidden = torch.promote_types(logits.dtype, torch.float32), self.hidden
         assert hidden is not None, "only features with hidden states are shifted"
         return logits.to(wide) + sign * products(hidden, predictor, self.layer_numbers, wide)
 
     @property
     def has_hidden(self) -> bool:
-        """Whether the router's input is there."""
+        """Whether hidden states, the routers' inputs, are stored."""
         return self.stored_hidden is not None
 
     @property
@@ -148,24 +147,25 @@ class StoredFeatures(RouterFeatures):
         offsets: Int[Tensor, " B2_plus_1"],
         layer_numbers: tuple[int, ...] | None = None,
     ) -> StoredFeatures:
-        """As in one process; nothing is fetched."""
+        """The features at these places, and these layers if given, as `RouterFeatures.at`; fetches nothing."""
         numbers = self.layer_numbers if layer_numbers is None else layer_numbers
         hidden = None if self.stored_hidden is None else self.stored_hidden.at(where, numbers)
         logits = self.stored_logits.at(where, numbers)
         return StoredFeatures(self.rows[where], offsets, hidden, logits, numbers, self.shift)
 
     def without_hidden(self) -> StoredFeatures:
-        """The logits alone; where they are shifted, their hidden states stay, since each reader makes the products."""
+        """The logits alone; shifted logits keep their hidden states, from which each reader computes the shift."""
         hidden = None if self.shift is None else self.stored_hidden
         return StoredFeatures(self.rows, self.offsets, hidden, self.stored_logits, self.layer_numbers, self.shift)
 
     def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         group = self.stored_logits.group
-        # Shifted logits need their hidden states, a product that readers make; so they are fetched and compared here.
+        # Shifted logits are a product that only a reader makes, so this process fetches and compares them.
         if group is None or self.shift is not None or not isinstance(other, StoredFeatures):
             return super()._compared(other, measure)
         every, found = self.stored_logits.parts(), group.ask(compare_own, self, other, measure)
-        one = next(own_FLX for of_home in found for own_FLX in of_home)  # rows without a source have no group
+        # There is one, as a group means a source. It shows the values' shape and dtype.
+        one = next(own_FLX for of_home in found for own_FLX in of_home)
         out_FLX = torch.empty(len(self.rows), len(self.layer_numbers), one.shape[2], dtype=one.dtype)
         for home, of_home in enumerate(found):
             made = [part for part in every if part[0].owner.home == home]
@@ -175,7 +175,7 @@ class StoredFeatures(RouterFeatures):
 
     def _shifted(self, predictor: Mapping[int, Tensor], sign: float) -> StoredFeatures:
         self._check_layers(predictor)
-        assert self.shift is None, "nobody shifts twice"
+        assert self.shift is None, "features are shifted once only"
         shift = predictor, sign
         return StoredFeatures(
             self.rows, self.offsets, self.stored_hidden, self.stored_logits, self.layer_numbers, shift
@@ -204,7 +204,7 @@ def _joined(
     """The features on these rows and layers, from parts whose rows go to these places."""
     hidden, logits = [], []
     for part, where_F in places:
-        assert isinstance(part, StoredFeatures) and part.shift is None, "all are as their makers sent them"
+        assert isinstance(part, StoredFeatures) and part.shift is None, "parts are joined as their makers sent them"
         logits.append((part.stored_logits, where_F))
         if part.stored_hidden is not None:
             hidden.append((part.stored_hidden, where_F))
@@ -215,7 +215,7 @@ def _joined(
 def products(
     hidden_FLD: Float[Tensor, "F L D"], predictor: Mapping[int, Tensor], layers: Sequence[int], wide: torch.dtype
 ) -> Float[Tensor, "F L E"]:
-    """h W_p of every row and layer, with the bits that a row has among many."""
+    """h W_p of every row and layer, with the bits that a row has in a product of many rows."""
     W_LDE = torch.stack([predictor[n].to(wide) for n in layers])
     F, (_, L, D) = len(hidden_FLD), hidden_FLD.shape
     if F < LEAST_ROWS:
@@ -226,7 +226,7 @@ def products(
 def compare_own(
     features: StoredFeatures, other: StoredFeatures, measure: Callable[[Tensor, Tensor], Tensor], home: int
 ) -> list[Float[Tensor, "F L X"]]:
-    """`measure` of the logits in each source of this actor's and the other's, some rows at a time."""
+    """`measure` of this actor's own logits and the other's on the same rows, for each of its sources; in blocks."""
     found = []
     for source, where_F, row_F in features.stored_logits.parts(home):
         mine_FLE = source.tensor()

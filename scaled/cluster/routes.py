@@ -1,9 +1,8 @@
 """Routing records whose ids stay in the object store: the driver holds references, ranks fetch the rows that they need.
 
 Engines and ranks return their records beside their answers, in objects of their own (`storing.pack_apart`). The
-driver's side of such a record is a `StoredRecord`: it selects, concatenates and splices without touching an id. Two of
-them are compared by the processes that made the second one, each on its own rows and layers, and only whole numbers
-come back.
+driver's side of such a record is a `StoredRecord`, which selects, concatenates and splices without touching an id. Two
+records are compared by the actors that made the second one, each on its own rows and layers, and only counts come back.
 
 Extra letters: S stretches of rows that lie together in one stored tensor, Q stretches that are asked for.
 """
@@ -24,19 +23,22 @@ from theory.routing.packed_rows import offsets_of, place, ranges
 from theory.routing.record import MISSING, RoutingRecord
 
 BLOCK_BYTES = 2**22
-"""Bytes of ids that the driver holds at once where it writes a record down, and ranks where they compare; at least one
-response's."""
+"""Most bytes of ids at once, in the driver as it writes a record and in actors as they compare; a response with more is
+a block of its own."""
 
 
 @dataclass(frozen=True, eq=False)
 class RouteSource(Source):
-    """Stored ids (rows, L, K); `missing` are their rows with a layer unknown."""
+    """Stored ids (rows, L, K); `missing` has the numbers of the rows that lack some layer."""
 
     missing: Int[Tensor, " _"]
 
 
 class StoredRecord(RoutingRecord):
-    """A routing record whose ids are stored elsewhere. `experts` fetches all of them into this process, every time."""
+    """A routing record whose ids are stored elsewhere; each access to `experts` fetches all of them into this process.
+
+    slots: K and the dtype of the ids. stretches: the place of every row in `sources`.
+    """
 
     def __init__(
         self,
@@ -47,13 +49,13 @@ class StoredRecord(RoutingRecord):
         num_experts: int,
         slots: tuple[int, torch.dtype],
     ):
-        # Only sources with rows here, renumbered.
+        # Keep only the sources with rows here, and renumber them: an unused reference would keep its object in memory.
         used = stretches.source_S.unique()
         number_of = torch.zeros(len(sources), dtype=torch.int64)
         number_of[used] = torch.arange(len(used))
-        # Past the dataclass's own __init__, which would check ids that are elsewhere; makers have checked them.
+        # Not by the dataclass's own __init__, which would check the ids; their makers have checked them.
         own = {
-            "sources": tuple(sources[i] for i in used.tolist()),  # a reference that is not needed keeps its object
+            "sources": tuple(sources[i] for i in used.tolist()),
             "stretches": replace(stretches, source_S=number_of[stretches.source_S]),
             "offsets": offsets,
             "layer_numbers": layer_numbers,
@@ -78,17 +80,17 @@ class StoredRecord(RoutingRecord):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the ids."""
+        """The bytes of the ids, none of which are in this process."""
         return int(self.offsets[-1]) * len(self.layer_numbers) * self.slots[0] * self.slots[1].itemsize
 
     @property
     def num_missing_rows(self) -> int:
-        """The rows that are missing at one layer or more."""
+        """The number of rows that are missing at one layer or more."""
         found = []
         for source, own in zip(self.sources, by_source(self.stretches, len(self.sources)), strict=True):
             if len(source.missing):
                 found.append(self._rows(own)[torch.isin(ranges(own.start_S, own.num_S), source.missing)])
-        # A row has a source for each stage of layers, and counts once.
+        # With pipeline stages a row has a source per stage: `unique` counts it once.
         return len(torch.cat(found).unique()) if found else 0
 
     def rows(self, b: int) -> Int[Tensor, "rows L K"]:
@@ -105,22 +107,22 @@ class StoredRecord(RoutingRecord):
         return self._of(self.sources, stretches, num_Q.tolist())
 
     def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
-        """`count` of both records' ids, by the actors that made this one, each of its own rows and layers."""
+        """`count` of both records' ids, made by the actors that made this record, each on its own rows and layers."""
         group = self._group
-        # No group: this process is itself an actor, and fetches what it compares.
+        # Without a group this process is an actor itself, so it fetches the ids and compares them here.
         if group is None or not isinstance(other, StoredRecord):
             return super().compared(other, count)
         parts: list[RouteCounts] = []
         rows: list[Tensor] = []
         for home, found in enumerate(group.ask(compare_own, self, other, count)):
-            # In the order in which the actor went through its sources: both sides derive it from the record.
+            # The actor went through its sources in the order of `_own`, as this process does.
             rows += [self._rows(own) for _, own in _own(self, home)]
             parts += found
-        # A row has as many counts as there are sets of layers: `placed` adds them.
+        # A row has a count per set of layers; `placed` adds them.
         return RouteCounts.concat(parts).placed(torch.cat(rows), int(self.offsets[-1]))
 
     def blocks(self) -> Iterator[Int[Tensor, "rows L K"]]:
-        """All ids in the order of rows, some responses at a time, which the actors that made them send."""
+        """All ids in the order of rows, some responses at a time, sent by the actors that made them."""
         group, num_B = self._group, self.offsets.diff()
         if group is None:
             yield self.experts
@@ -142,7 +144,7 @@ class StoredRecord(RoutingRecord):
         return torch.arange(len(self)), torch.zeros_like(num_B), num_B
 
     def _rows(self, stretches: Stretches) -> Int[Tensor, " R"]:
-        """The packed rows of this record that these stretches of it hold."""
+        """The numbers of the packed rows of this record that these stretches of it hold."""
         return ranges(self.offsets[stretches.response_S] + stretches.first_S, stretches.num_S)
 
     def _missing(self, num_rows: int, layers: Sequence[int]) -> Tensor:
@@ -154,7 +156,8 @@ class StoredRecord(RoutingRecord):
         places = torch.arange(len(which_Q)), torch.zeros_like(which_Q)
         taken = self.stretches.taken(len(self), which_Q, (from_Q, to_Q), places)
         out_RLK = self._missing(int(offsets[-1]), layers)
-        for number in taken.source_S.unique().tolist():  # few of many: a micro-batch has its rows from some ranks
+        # Only the sources that are needed: a micro-batch has its rows from few of many ranks.
+        for number in taken.source_S.unique().tolist():
             source, own = self.sources[number], taken.at(taken.source_S == number)
             shared = [n for n in source.layer_numbers if n in layers]
             if shared:  # under pipeline parallelism a source may have none of these layers
@@ -186,7 +189,7 @@ class StoredRecord(RoutingRecord):
         for b, stretches in enumerate(stretches_B):
             at = 0
             for record, i, start in stretches:
-                # By identity: turns of many responses lie in the same few records, each of which is taken from once.
+                # Keyed by identity: turns of many responses lie in the same few records, and each is taken from once.
                 assert isinstance(record, StoredRecord), "all turns are of the same engines"
                 if id(record) not in records:
                     records[id(record)], lengths[id(record)] = record, record.num_rows_B
@@ -229,7 +232,7 @@ class StoredRecord(RoutingRecord):
 
     def _check_covered(self) -> None:
         """ValueError unless every row of every layer has one source."""
-        # Per set of layers, not per layer: ranks of a stage have the same layers, so a handful of counts is enough.
+        # Count per set of layers, not per layer: the ranks of a stage have the same layers, so there are few sets.
         sets = list(dict.fromkeys(source.layer_numbers for source in self.sources))
         set_of = torch.tensor([sets.index(source.layer_numbers) for source in self.sources], dtype=torch.int64)
         set_S, num_rows = set_of[self.stretches.source_S], int(self.offsets[-1])
@@ -246,7 +249,7 @@ class StoredRecord(RoutingRecord):
 
 
 def _own(record: StoredRecord, home: int) -> list[tuple[RouteSource, Stretches]]:
-    """The sources that this actor made, and their stretches."""
+    """The sources that this actor made, each with its stretches."""
     parts = zip(record.sources, by_source(record.stretches, len(record.sources)), strict=True)
     return [(source, own) for source, own in parts if source.owner.home == home]
 
@@ -254,7 +257,7 @@ def _own(record: StoredRecord, home: int) -> list[tuple[RouteSource, Stretches]]
 def compare_own(
     record: StoredRecord, other: StoredRecord, count: Callable[[Tensor, Tensor], RouteCounts], home: int
 ) -> list[RouteCounts]:
-    """The differences of the other record from each source of this actor's, some responses at a time."""
+    """`count` of the other record's ids and this actor's own, for each of its sources; some responses at a time."""
     found = []
     for source, own in _own(record, home):
         ids_RLK = source.tensor()
@@ -275,7 +278,7 @@ def send_own(record: StoredRecord, home: int) -> list[Tensor]:
 
 
 def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tensor, " _"]]:
-    """The numbers 0..N - 1 in stretches of at most BLOCK_BYTES of rows, or of one."""
+    """The numbers 0..N - 1 in consecutive blocks whose rows have at most BLOCK_BYTES, or of one number."""
     first = 0
     total = num_rows.cumsum(0) * row_bytes
     while first < len(num_rows):

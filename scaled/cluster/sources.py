@@ -23,19 +23,19 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """The actor that made a stored tensor: `home` of `group`, which does not travel."""
+    """The actor that made a stored tensor: number `home` of `group`. Pickling drops the group."""
 
     group: RankGroup | None
     home: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Where the group is missing rows are fetched: an actor that asked the group might wait for itself.
+        # Without a group a process fetches the rows itself. An actor that asked the group might wait for itself.
         return Owner, (None, self.home)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tensor (rows, L, X) of these layers under a name in a stored bucket."""
+    """A stored tensor (rows, L, X) of these layers: its bucket's reference, and its name there."""
 
     reference: Any
     name: str
@@ -49,7 +49,7 @@ class Source:
 
 
 def columns(layers: Sequence[int], wanted: Sequence[int]) -> Int[Tensor, " L"]:
-    """The places of the wanted layers among these."""
+    """The place of each wanted layer among `layers`; ValueError where one is not among them."""
     return torch.tensor([list(layers).index(n) for n in wanted], dtype=torch.int64)
 
 

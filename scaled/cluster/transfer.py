@@ -2,8 +2,8 @@
 
 Weights travel in buckets of bounded size, which the receiver views without a copy (`weights`). A `Parcel` is any value
 of the contracts with its tensors moved into one such bucket, so that a batch of thousands of responses is one buffer,
-not thousands of pickled tensors. Every dtype survives bit for bit (as uint8, since numpy has no bfloat16), and integers
-stay narrow.
+not thousands of pickled tensors. Every value survives bit for bit: tensors travel as uint8, since numpy has no
+bfloat16, and int64 tensors of small values as int32.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Bucket:
             yield entry.name, _view(flat, entry)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of this name, as a view too."""
+        """The tensor of this name, a view as those of `tensors`."""
         return _view(self._flat(), next(entry for entry in self.entries if entry.name == name))
 
     def _flat(self) -> Tensor:
         with warnings.catch_warnings():
-            # Ray's memory is read-only; torch has no read-only tensors, and warns of it once.
+            # Ray's memory is read-only, of which torch warns, as it has no read-only tensors. Nobody writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
             return torch.from_numpy(self.data)
 
@@ -96,7 +96,8 @@ class _Filling:
 
     def add(self, name: str, tensor: Tensor) -> None:
         start = _aligned(self.used)
-        self.data[self.used : start] = 0  # the gap is sent too, and stale bytes would differ from run to run
+        # The gap travels, too, and uninitialised bytes would differ from run to run.
+        self.data[self.used : start] = 0
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         flat = flat.view(torch.uint8).numpy() if tensor.nbytes else np.empty(0, dtype=np.uint8)
         self.data[start : start + len(flat)] = flat
@@ -130,9 +131,10 @@ def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A value without its tensors, and the tensors; `widened` names those that travel as int32 instead of int64.
+    """A value without its tensors, and the tensors. Only for processes of one run, since `head` is a pickle.
 
-    `references` are the Ray references in the value: Ray must see them, or it would free their objects.
+    widened: names of the tensors that travel as int32 and arrive as int64. references: the Ray references in the value;
+    they lie outside of `head`, because Ray frees objects whose references it does not see.
     """
 
     head: bytes
@@ -155,7 +157,7 @@ class Hole:
 
 
 StandIn = Callable[[Any], Any]
-"""The value to pack in place of one that is met, or None to pack that one itself."""
+"""Called with every object that is not of a built-in type; the object to pack in its place, or None to keep it."""
 
 
 def _itself(value: Any) -> Any:
@@ -163,7 +165,7 @@ def _itself(value: Any) -> Any:
 
 
 class _Packer(pickle.Pickler):
-    """Pickles everything but tensors and Ray's references, which it sets aside; one that occurs twice is kept once."""
+    """Pickles all but tensors and Ray's references, which it sets aside in `apart`; one that occurs twice, once."""
 
     def __init__(self, file: io.BytesIO, stand_in: StandIn):
         super().__init__(file, protocol=5)
@@ -200,13 +202,13 @@ class _Opener(pickle.Unpickler):
 
 
 def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
-    """The value as a parcel. Only for processes of one run, since its head is a pickle."""
+    """The value as a parcel; `stand_in` may replace objects in it."""
     file = io.BytesIO()
     packer = _Packer(file, stand_in)
     packer.dump(value)
     tensors: list[Tensor] = packer.apart["tensor"]
     widened = {str(i) for i, tensor in enumerate(tensors) if _fits_int32(tensor)}
-    # Room for all of them unnarrowed; `close` cuts off what stays unused.
+    # Room for all tensors as they are; `close` cuts off the bytes that int32 saves.
     filling = _Filling(sum(_aligned(tensor.nbytes) for tensor in tensors))
     for i, tensor in enumerate(tensors):
         filling.add(str(i), tensor.to(torch.int32) if str(i) in widened else tensor)
@@ -214,10 +216,10 @@ def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
 
 
 def unpack(parcel: Parcel, shared: bool = False, **fillings: Sequence[Any]) -> Any:
-    """The value of a parcel, with tensors of its own, so that the shared memory it arrived in can be freed.
+    """The value of a parcel, with tensors of its own, so that the shared memory in which it arrived can be freed.
 
-    With `shared`, tensors are views of that memory, for one call only, and must not be written. The processes of a
-    machine then share one copy of the batch. `fillings` go where the value has a `Hole` of that kind.
+    With `shared`, tensors are views of that memory, so that the processes of a machine share one copy of the batch:
+    keep them for one call only, and do not write to them. `fillings` go where the value has a `Hole` of that kind.
     """
     views = parcel.bucket.tensors()
     named = ((name, tensor if shared else tensor.clone()) for name, tensor in views)
@@ -259,7 +261,7 @@ class Meter:
 
     @contextmanager
     def seconds(self, name: str) -> Iterator[None]:
-        """Adds the wall-clock seconds of the block."""
+        """Adds the wall-clock seconds of the block, also where it raises."""
         start = time.perf_counter()
         try:
             yield

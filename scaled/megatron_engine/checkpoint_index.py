@@ -17,6 +17,8 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 INDEX = ".metadata"
+COMMON = "common.pt"
+"""Megatron's file for values that are not tensors."""
 
 CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -78,4 +80,18 @@ def read_index(path: Path) -> Metadata:
     return found
 
 
-__all__ = ["DAMAGED", "INDEX", "check_pickles", "read_index"]
+def read_common(folder: Path) -> dict[str, Any]:
+    """The checkpoint's values that are not tensors, with the run that wrote it under `about`.
+
+    ValueError, naming the file, where it is damaged or names a class: a pickle of anything else could run code.
+    """
+    path = folder / COMMON
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return {**found, "about": {**found["about"], "shape": str(found["about"]["shape"])}}
+    except (pickle.UnpicklingError, *DAMAGED) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{path}: expected the description of a checkpoint, got a damaged file ({reason})") from None
+
+
+__all__ = ["COMMON", "DAMAGED", "INDEX", "check_pickles", "read_common", "read_index"]

@@ -1,7 +1,7 @@
 """The weights in a sharded checkpoint, one parameter at a time, under their Hugging Face names; needs no Megatron.
 
-torch reads the files; the index, a pickle, may name only the classes of an index (`checkpoint_index`). A parameter is
-joined from the pieces of all ranks, whatever their layout was.
+Each parameter is joined from the pieces that the ranks wrote, whatever their layout was. torch reads these pieces. The
+index is a pickle, which could run code, so `checkpoint_index` reads it and refuses all but an index's own classes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from lab.hf import ModelShape
 from lab.hf.shards import Stated
-from scaled.megatron_engine.checkpoint_index import DAMAGED, INDEX, read_index
+from scaled.megatron_engine.checkpoint_index import DAMAGED, INDEX, read_common, read_index
 from scaled.megatron_engine.names import Stored, stored
-
-COMMON = "common.pt"
-"""Megatron's file of values that are no tensors."""
 
 
 class _Into(LoadPlanner):
-    """Makes torch's reader copy into one tensor."""
+    """A load planner that makes torch's reader copy into one tensor; the plan itself is `CheckpointReader`'s."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -38,24 +35,25 @@ class _Into(LoadPlanner):
         return self._tensor[tuple(slice(start, start + length) for start, length in place)]
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        # Nothing is left to do: `resolve_tensor` gave a view, and the reader has copied into it.
-        pass
+        pass  # `resolve_tensor` gave a view, and the reader has copied into it
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        raise AssertionError("the plan is made already")
+        raise AssertionError("a plan was requested, but CheckpointReader makes it")
 
     create_local_plan = create_global_plan = finish_plan = load_bytes = set_up_planner  # type: ignore[assignment]
 
 
 class CheckpointReader:
-    """The weights of `shape` in a checkpoint's folder. ValueError, naming the file, where there are none.
+    """The weights of `shape` in a checkpoint's folder.
 
-    `about` has the shape, precision and mode of the run that wrote it.
+    about: the shape and precision of the run that wrote it, and whether it had a distributed optimizer and a predictor.
+    stated: shape and dtype of every weight by Hugging Face name.
+    Raises ValueError, naming the file or the folder, where it is damaged, or of another model.
     """
 
     def __init__(self, folder: Path, shape: ModelShape) -> None:
         self.folder = folder
-        self.about = _about(folder / COMMON)
+        self.about = read_common(folder)["about"]
         self._index = read_index(folder / INDEX)
         if self.about["shape"] != repr(shape):
             raise ValueError(
@@ -70,10 +68,14 @@ class CheckpointReader:
         }
 
     def read(self, name: str) -> Tensor:
-        """One tensor by its Hugging Face name, bit for bit as trained; keeps one Megatron parameter in memory."""
+        """One tensor by its Hugging Face name, bit for bit as trained.
+
+        Keeps the Megatron parameter that contains it in memory, since the next name is often another part of it. Raises
+        ValueError, naming the file, where a piece is missing or damaged.
+        """
         one, part = self._places[name]
         if self._held is None or self._held[0] is not one:
-            self._held = None  # freed before the next one is read
+            self._held = None  # free it before the next one is read
             self._held = one, self._parameter(one)
         return one.rule.parts(self._held[1])[part].reshape(one.rule.shapes[part])
 
@@ -86,11 +88,12 @@ class CheckpointReader:
     def _parameter(self, one: Stored) -> Tensor:
         entry: Any = self._index.state_dict_metadata[one.key]
         sizes = one.rule.shapes
-        rows = (sum(size[0] for size in sizes), *sizes[0][1:])  # without the rows that pad a vocabulary
+        # The parameter's shape by its Hugging Face parts: without the rows that pad a vocabulary.
+        rows = (sum(size[0] for size in sizes), *sizes[0][1:])
         start, size = ((), rows) if one.expert is None else ((one.expert,), (1, *rows))
         wanted = ChunkStorageMetadata(torch.Size((*start, *(0 for _ in rows))), torch.Size(size))
         items = create_read_items_for_chunk_list(one.key, entry, [wanted])
-        # A piece that the index lacks would stay what the memory held before.
+        # `torch.empty` below: a piece that the index lacks would keep what the memory held before.
         if sum(prod(item.lengths) for item in items) != prod(size):
             raise ValueError(f"{self.folder / INDEX}: expected all pieces of {one.key}, got some of them")
         whole = torch.empty(size, dtype=entry.properties.dtype)
@@ -104,13 +107,4 @@ class CheckpointReader:
         return whole.reshape(rows)
 
 
-def _about(path: Path) -> dict[str, Any]:
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        return {"shape": str(found["about"]["shape"]), **found["about"]}
-    except (pickle.UnpicklingError, *DAMAGED) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path}: expected the description of a checkpoint, got a damaged file ({reason})") from None
-
-
-__all__ = ["COMMON", "CheckpointReader"]
+__all__ = ["CheckpointReader"]

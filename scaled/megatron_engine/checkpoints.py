@@ -1,8 +1,9 @@
 """Checkpoints of a rank's weights, optimiser states, number of updates and predictor, by Megatron's dist_checkpointing.
 
-The folder has the torch_dist format and does not depend on the layout: it holds every tensor whole, under its own name.
-Ranks write it in their own processes; Megatron's writer would fork processes and leave a manager behind. With
-`Saver.begin` a thread of each rank writes a copy, and the threads share a process group of their own.
+The folder has the torch_dist format and does not depend on the layout: ranks write pieces of tensors, and the index has
+each piece's place in the whole. Ranks write in their own processes, as Megatron's writer would fork processes and leave
+a manager behind. With `Saver.begin` a thread of each rank writes a copy, and the threads share a process group of their
+own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_pytorch
 
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.checkpoint_index import check_pickles
+from scaled.megatron_engine.checkpoint_index import check_pickles, read_common
 from scaled.megatron_engine.optimizer import RankOptimizer
 from scaled.megatron_engine.optimizer_states import load_states, sharded_states
 from scaled.megatron_engine.parallel import Layout
@@ -58,7 +59,8 @@ class Checkpointed(Protocol):
 class _InProcess(TorchDistSaveShardedStrategy):
     """Megatron's torch_dist format, written by torch's own writer in this process.
 
-    `write` is called with a function that writes; where `is_copied`, all tensors are copied to the CPU before.
+    `write` is called with a function that writes the files; it may call it in another thread. With `is_copied`, that
+    function writes copies of all tensors on the CPU.
     """
 
     def __init__(self, write: Callable[[Callable[[], Any]], Any], group: dist.ProcessGroup | None, is_copied: bool):
@@ -71,7 +73,7 @@ class _InProcess(TorchDistSaveShardedStrategy):
             for pieces in translated.values():
                 for piece in pieces:
                     if isinstance(piece, ShardedTensor) and piece.data is not None:
-                        # On a CPU, too: the next update changes the tensor in place while the thread writes.
+                        # Copy on a CPU, too: the next update changes the tensor in place while the thread writes.
                         piece.data = piece.data.detach().to("cpu", copy=True)
         planner = MCoreSavePlanner(dedup_replicated_tensors=not self.keep_only_main_replica, flatten_state_dict=False)
         writer = FileSystemWriter(str(checkpoint_dir), thread_count=1)
@@ -82,7 +84,8 @@ class _InProcess(TorchDistSaveShardedStrategy):
 def save(rank: Checkpointed, folder: Path) -> None:
     """Writes the checkpoint into `folder`, which must be empty or absent; a collective.
 
-    Raises ValueError where the folder has something in it, and OSError where the disk refuses a file.
+    Raises ValueError where the folder is not empty, OSError where the disk refuses a file, and RuntimeError for other
+    errors of torch's writer.
     """
     _save(rank, folder, _InProcess(lambda writing: writing(), None, is_copied=False))
 
@@ -90,7 +93,7 @@ def save(rank: Checkpointed, folder: Path) -> None:
 def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"expected an empty folder for the checkpoint, got {folder}")
-    # All ranks have looked before rank 0 makes the folder, and it exists before any rank writes.
+    # All ranks have looked before rank 0 makes the folder, and the folder exists before any rank writes.
     dist.barrier()
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,7 @@ def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
 class Saver:
     """Checkpoints that a thread writes while the rank continues, one at a time; `begin` is a collective.
 
-    The values are those at the time of `begin`: tensors are copied to the CPU before it returns.
+    A checkpoint has the values at the time of `begin`, which copies all tensors to the CPU before it returns.
     """
 
     def __init__(self) -> None:
@@ -112,10 +115,13 @@ class Saver:
         self._writing: tuple[Path, Future[Any]] | None = None
 
     def begin(self, rank: Checkpointed, folder: Path) -> None:
-        """Starts to write the checkpoint into `folder`, as `save` does, once the one before is done."""
+        """Starts to write the checkpoint into `folder`, as `save` does; first waits for the one before.
+
+        Raises the errors of the one before, as `is_done` does.
+        """
         self.is_done(wait=True)
         if self._group is None:
-            # Of its own: collectives of two threads in one group would meet in any order.
+            # A group of its own: in one group the collectives of two threads could pair up wrongly.
             timeout = timedelta(seconds=rank.training.timeout_s)
             self._group = dist.new_group(backend="gloo", timeout=timeout)
         found: list[Future[Any]] = []
@@ -123,7 +129,7 @@ class Saver:
         self._writing = (folder, found[0])
 
     def is_done(self, wait: bool) -> bool:
-        """Whether no checkpoint is being written; `wait` blocks until then. Raises OSError as `save` does."""
+        """Whether no checkpoint is being written; `wait` blocks until then. Raises the writer's errors, as `save`."""
         if self._writing is None:
             return True
         folder, future = self._writing
@@ -137,10 +143,10 @@ class Saver:
 
 @contextmanager
 def _plain_errors(folder: Path, otherwise: type[Exception]) -> Iterator[None]:
-    """Errors of the disk as OSError, and others of torch's writer and reader as `otherwise`.
+    """Raises errors of the disk as OSError, and other errors of torch's writer and reader as `otherwise`.
 
-    torch wraps them in a BaseException, which would end this process like a kill, or, where the disk has no room for a
-    small file, in a RuntimeError.
+    torch wraps them in CheckpointException, a BaseException that `except Exception` does not catch, or, where the disk
+    has no room for a small file, in RuntimeError.
     """
     try:
         yield
@@ -160,16 +166,15 @@ def _plain_errors(folder: Path, otherwise: type[Exception]) -> Iterator[None]:
 def load(rank: Checkpointed, folder: Path) -> None:
     """Loads everything from `folder`, written in this layout or another; a collective.
 
-    Raises ValueError where there is no checkpoint, where it is damaged or holds more than values, and where it is of
-    another model or mode.
+    Raises ValueError where there is no checkpoint, where it is damaged or its pickles name other classes than those of
+    a checkpoint, and where it is of another model, precision, optimizer or mode.
     """
     if not (folder / "metadata.json").is_file():
         raise ValueError(f"expected a checkpoint folder with metadata.json, got {folder}")
     check_pickles(folder)
-    found = dist_checkpointing.load_common_state_dict(str(folder))
-    _check(rank, found["about"])
+    _check(rank, read_common(folder)["about"])
     if rank.predictor is not None:
-        # By the tensors' names: rank 0, which writes all other values, may be of a stage without routers.
+        # Look for the tensors: values that are not tensors are rank 0's alone, and its stage may have no routers.
         names = dist_checkpointing.load_tensors_metadata(str(folder))
         _prepare_predictor(rank, any(name.startswith("predictor.") and name.endswith(".step") for name in names))
     with _plain_errors(folder, ValueError):
@@ -218,16 +223,16 @@ def _models(rank: Checkpointed) -> dict[str, Any]:
 
 
 def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:
-    # All ranks of a stage hold the same: the one whose numbers are all 0 writes.
+    # All ranks of a stage hold the same tensor: the one whose numbers are all 0 writes it.
     replica = (0, rank.layout.tp_rank, rank.layout.replica_rank)
-    # A number of steps has no axis, and a sharded tensor needs one: `load` takes it off again.
+    # The number of steps has no axis, but a sharded tensor needs one; `load` takes it off again.
     return ShardedTensor.from_rank_offsets(
         name, torch.as_tensor(tensor).reshape(tensor.shape or (1,)), replica_id=replica
     )
 
 
 def _prepare_predictor(rank: Checkpointed, has_stepped: bool) -> None:
-    """Makes optimiser states for the trainer to be read into if the checkpoint has them, else removes them."""
+    """Gives the predictor's trainer optimiser states to read into if the checkpoint has any, else removes them."""
     assert rank.predictor is not None
     trainer = rank.predictor.trainer
     for parameter in trainer.parameters.values():

@@ -25,10 +25,10 @@ Events = Generator[simpy.Event, None, None]
 
 
 class SimulatedEngines:
-    """All engines as processes of the simulation; `tokens` are the mean and the longest length of a sequence.
+    """All engines, as processes of the simulation.
 
-    What they waited and how often they were lost is counted in `day`; `until_failure` draws the seconds until one of so
-    many GPUs fails.
+    tokens: mean and longest length of a sequence, in tokens. day: takes the seconds of rollouts and of waiting, and the
+    number of lost engines. until_failure(n): draws the seconds until one of n GPUs fails.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class SimulatedEngines:
         self.group_size, self.steps_off = algorithm.num_responses, config.schedule.steps_off
         over = algorithm.oversampling
         self.groups = None if over is None else Groups(self._group, algorithm.num_prompts, over)
-        # Until the next checkpoint: after a failure a batch that the last one holds is trained on again.
+        # Over-sampling's lengths by step, back to the last checkpoint: after a failure training repeats those steps.
         self._batches: dict[int, list[int]] = {}
         self._until_failure = lambda: until_failure(config.rollout.tensor_parallel)
-        # An engine on GPUs of its own fails alone; one that shares them goes down with their rank.
+        # An engine on GPUs of its own fails alone; one that shares GPUs fails with their rank (`simulation`).
         own = config.cluster.placement == "separate"
         self.failure = [self._until_failure() if own else math.inf for _ in range(self.block.num_engines)]
-        # Cached, because it is called whenever a response ends; the context is the plan's mean, so that both agree.
+        # Cached, because it is called whenever a response ends. The context is half the mean length, as in the plan.
         self.decode = functools.cache(
             lambda active: rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
         )
 
     def lengths(self, step: int) -> list[int]:
-        """The tokens of that step's sequences: in the order of its prompts, or of its groups after its rollout."""
+        """The tokens of that step's sequences, group by group; with over-sampling, known only after its rollout."""
         return self._drawn(self.num_responses, step) if self.groups is None else self._batches[step]
 
     def forget(self, step: int) -> None:
-        """Drops the lengths of the steps before this one, which no restart needs again."""
+        """Drops the lengths of the steps before this one, which no restart repeats."""
         self._batches = {number: found for number, found in self._batches.items() if number >= step}
 
     def _group(self, number: int) -> list[int]:
@@ -82,18 +82,19 @@ class SimulatedEngines:
         return passes.quantiles(u, mean, longest)
 
     def _work(self, step: int) -> list[tuple[list[SimulatedGroup], int]]:
-        """For each engine its groups of that step, and how many of them end its share."""
+        """For each engine its groups of that step, and how many of them must be complete to end its share."""
         num = self.block.num_engines
         if self.groups is not None:
             return self.groups.begin(max(0, step - self.steps_off), num)
         found = self.lengths(step)
+        # Without over-sampling every sequence is a group of its own, as all of them must end.
         alone = [[SimulatedGroup(0, [length], [length], step) for length in found[i::num]] for i in range(num)]
         return [(groups, len(groups)) for groups in alone]
 
     def rollout(self, step: int) -> Events:
-        """All engines sample their shares; the last one ends it."""
+        """All engines sample their shares; the rollout ends with the last of them."""
         num = self.block.num_engines
-        # By the step alone, so that scenarios differ by what they change and not by their draws.
+        # Drawn by seed and step alone, so that scenarios differ by their changes and not by their draws.
         slow = np.random.default_rng(derive_seed(self.seed, "engines", step)).normal(0.0, self.chance.slow_std, num)
         shares = enumerate(self._work(step))
         engines = [self.env.process(self.engine(i, *share, math.exp(slow[i]))) for i, share in shares]
@@ -113,13 +114,13 @@ class SimulatedEngines:
     def engine(
         self, number: int, groups: Sequence[SimulatedGroup], enough: int, slow: float
     ) -> Generator[simpy.Event, None, float]:
-        """One engine's share, at most max_num_seqs together, in order, until `enough` groups are complete; returns the
-        seconds it took.
+        """One engine's share, sampled until `enough` groups are complete; returns the seconds that it took.
 
-        A lost engine starts the responses that it was decoding again, from where this rollout found them.
+        Responses begin in order, at most max_num_seqs at a time; `slow` multiplies the time of each token. A lost
+        engine decodes its open responses again, from the tokens that they had when this rollout began.
         """
         waiting = deque((group, r) for group in groups for r, left in enumerate(group.left) if left)
-        # A heap of (token count of the engine at which a response ends, a number that breaks ties, group, response).
+        # A heap of (decoding steps of the engine when a response ends, a number that breaks ties, group, response).
         active: list[tuple[int, int, SimulatedGroup, int]] = []
         start, tokens, begun, complete = self.env.now, 0, count(), 0
         try:
@@ -127,10 +128,10 @@ class SimulatedEngines:
                 while waiting and len(active) < self.block.max_num_seqs:
                     group, r = waiting.popleft()
                     heapq.heappush(active, (tokens + group.left[r], next(begun), group, r))
-                # Until the next response ends, the batch and so the time per token are constant.
+                # Until the next response ends, the batch and therefore the time per token are constant.
                 seconds = (active[0][0] - tokens) * self.decode(len(active)) * slow
                 if self.env.now + seconds > self.failure[number]:
-                    # max: it may have failed before this rollout began.
+                    # It may have failed before this rollout began: hence max.
                     yield self.env.timeout(max(0.0, self.failure[number] - self.env.now))
                     # In front and in order, as extendleft reverses. `left` has what this rollout found: it changes only
                     # when a response or the rollout ends.
@@ -145,7 +146,7 @@ class SimulatedEngines:
                     *_, group, r = heapq.heappop(active)
                     group.left[r] = 0
                     complete += group.is_complete
-            # Responses that the call does not wait for (over-sampling): a later rollout continues them from here.
+            # Over-sampling does not wait for these responses: a later rollout continues them from here.
             for end, _, group, r in active:
                 group.left[r] = end - tokens
         except simpy.Interrupt:

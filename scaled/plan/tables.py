@@ -15,12 +15,12 @@ MB = 1e6
 
 
 def tables(plan: Plan) -> list[Table]:
-    """The plan as rich tables."""
+    """The plan as rich tables: layout, memory, payloads and compute."""
     return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
 
 
 def titled_table(title: str, *columns: str) -> Table:
-    """An empty table: words in the first column, numbers at the right of the others; an item's value is words, too."""
+    """An empty table: the first column flush left, the others flush right; in an item-value table both flush left."""
     from rich import box
     from rich.table import Table
 
@@ -92,7 +92,7 @@ def _compute(plan: Plan) -> Table:
     table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
     scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
     table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
-    table.add_row("updates, padded (seconds with the line above)", updated, f"{step.update_flops / 1e15:,.0f}",
+    table.add_row("updates, padded (seconds of both lines)", updated, f"{step.update_flops / 1e15:,.0f}",
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     if step.turn_s:

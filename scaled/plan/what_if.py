@@ -97,6 +97,15 @@ def sentence(day: Day) -> str:
     )
 
 
+def assumed(chance: Chance) -> str:
+    """The chances and rates in words, which no plan knows of a cluster."""
+    return (
+        f"Assumed: a failure every {chance.gpu_hours_per_failure:,.0f} GPU hours, after which ranks are back in "
+        f"{chance.restart_s:g} s and an engine in {chance.engine_restart_s:g} s; engines' times vary by "
+        f"{chance.slow_std:.0%}; checkpoints are written at {chance.save_gb_s:g} GB/s."
+    )
+
+
 def table(found: list[tuple[Scenario, Day]]) -> Table:
     """One row per scenario. wait: engines that wait for the last one, within rollout; lost: failures."""
     columns = ("recipe", "steps", "rollout", "train", "push", "save", "wait", "lost")
@@ -112,4 +121,4 @@ def to_json(found: list[tuple[Scenario, Day]]) -> list[dict[str, Any]]:
     return [{"scenario": one.words} | asdict(day) for one, day in found]
 
 
-__all__ = ["Scenario", "played", "scenarios", "sentence", "table", "to_json"]
+__all__ = ["Scenario", "assumed", "played", "scenarios", "sentence", "table", "to_json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from scaled.megatron_engine.checkpoint_index import INDEX, check_pickles, read_index
+from scaled.megatron_engine.checkpoint_index import COMMON, INDEX, check_pickles, read_common, read_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -89,3 +90,13 @@ def test_a_damaged_index_is_one_line(tmp_path: Path) -> None:
     (folder / INDEX).unlink()
     with pytest.raises(ValueError, match="No such file"):
         check_pickles(folder)
+
+
+def test_common_values_that_run_code_are_refused(tmp_path: Path, mark: Path) -> None:
+    """common.pt is read as plain values: an exploit in it is one line that names the file, and runs nothing."""
+    torch.save({"about": {"shape": "MoE"}, "num_updates": 3}, tmp_path / COMMON)
+    assert read_common(tmp_path) == {"about": {"shape": "MoE"}, "num_updates": 3}
+    torch.save({"about": {"shape": "MoE"}, "num_updates": Exploit(mark)}, tmp_path / COMMON)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path / COMMON))}: expected the description of a check"):
+        read_common(tmp_path)
+    assert not mark.exists()

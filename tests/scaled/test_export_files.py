@@ -26,7 +26,7 @@ from lab.hf import parse_shape, read_json
 from lab.records import RunFolder
 from sandbox.bench.memory import peak_bytes
 from scaled.export import export
-from scaled.megatron_engine.checkpoint_reader import COMMON
+from scaled.megatron_engine.checkpoint_index import COMMON
 from scaled.megatron_engine.names import stored
 from tests.scaled.megatron_world import file_tensors, tiny_config
 from theory.streams import stream

@@ -130,7 +130,7 @@ def test_the_slurm_script_runs(capsys, slurm, tmp_path):
     starts = [call for call in calls(slurm, "ray") if call[0] == "start"]
     assert len([call for call in starts if "--head" in call]) == 1
     assert len([call for call in starts if "10.0.0.1:6379" in call]) == 7
-    assert all("--num-gpus=8" in call for call in starts)
+    assert all("--num-gpus=8" in call and f"--object-store-memory={320 * 2**30}" in call for call in starts)
     placed = [call[call.index("-w") + 1] for call in calls(slurm, "srun") if "start" in call]
     assert sorted(placed) == [f"node{i}" for i in range(1, 9)]
     (train,) = calls(slurm, "firstorder")

@@ -65,6 +65,8 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
     ]  # fmt: skip
     code, out, _ = plan(capsys, *small)
     assert code == 0 and out.startswith(f"{found[0]['num_steps']} steps in 2 hours, ") and "checkpoint.every 1" in out
+    # Rates that the plan cannot know are said: on a slow disk a save takes longer.
+    assert "checkpoints are written at 2 GB/s" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.transfer import Meter
 from scaled.model_shape import SHAPES
+from scaled.plan.host_memory import stored_bytes
 from scaled.plan.summary import Plan, dry_run_layout, make_plan
 from scaled.vllm_engine import engine
 from tests.scaled.plan_world import loaded
@@ -184,6 +185,9 @@ def test_recipe_fits_its_cluster(name):
     assert plan.to_json()["cluster"]["gpus_needed"] == cluster.num_nodes * cluster.gpus_per_node
     task = plan.config.task
     assert task.kind == "jsonl" and task.max_response_tokens == plan.config.algorithm.sampling.max_tokens
+    # A push beside what spills takes 20 times as long; a file that others build on is no run.
+    stored = sum(stored_bytes(plan.config, plan.shape).values())
+    assert name in SHARED or stored <= cluster.object_store_gib * 2**30
 
 
 class UnbuiltGroup(RolloutGroup):

@@ -119,7 +119,8 @@ def _mlp(
             yield check(f"{module}.gate", router, wanted, near)
         weights_NE = _chosen(exact, layer, router)
     if x is not None and out is not None:
-        # Both on the engine's own choice of experts: another choice is the router's fault, and is checked above.
+        # Both on the engine's own choice of experts, if the reference takes one (transformers' does not): another
+        # choice is the router's fault, and is checked above.
         wanted, near = (side.mlp(layer, x, weights_NE) for side in (exact, rounded))
         yield check(module, out, wanted, near)
     stream.add(out)

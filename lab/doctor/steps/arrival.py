@@ -58,16 +58,17 @@ class Version:
 
 @dataclass(frozen=True)
 class Slope:
-    """Movement of log mu per unit of log old's, least squares through 0, on draws met at a first step and later.
+    """Movement of log mu per unit of log old's since a draw's first step, by least squares through 0.
 
-    1 if all weights arrive, 0 if none do. `error` is the jackknife standard error over parts of the prompts.
+    value: 1 if all weights arrive, 0 if none do. error: its jackknife standard error over parts of the prompts.
     """
 
     value: float
     error: float
     num_draws: int
     grown: float
-    """Mean |log mu - log old| at last meetings over that at first ones; the least with any one part left out."""
+    """Mean |log mu - log old| at last meetings over that at first ones, on the draws that were first met in the first
+    third of the steps; the least with any one part left out."""
 
 
 class Arrivals:
@@ -83,7 +84,10 @@ class Arrivals:
         self._old_ks = np.zeros((0, 0), dtype=np.float64)
 
     def add(self, step: int, view: View) -> None:
-        """Adds the step's draws with p < 0.99; repeated draws of one step count once, by their mean."""
+        """Adds the step's draws with p < 0.99; repeated draws of one step count once, by their mean.
+
+        Does nothing for the steps that MOST_STEPS omits.
+        """
         self._seen += 1
         if (self._seen - 1) % self._stride:
             return
@@ -99,7 +103,7 @@ class Arrivals:
         mu_n, old_n = view.mu_n.numpy(), view.old_n.numpy()
         sums: dict[int, list[float]] = {}
         for i in np.flatnonzero(is_used).tolist():
-            # A key has one part, that of its first draw: other responses may split the same tokens elsewhere.
+            # A key keeps the part of its first draw: in another response the same tokens may have a longer prompt.
             total = sums.setdefault(keys[i], [0.0, 0.0, 0.0, float(parts[i])])
             total[0] += 1
             total[1] += float(mu_n[i])
@@ -127,7 +131,7 @@ class Arrivals:
         """Keeps shared draws first, then the smallest keys: being hashes, they are the same ones at every step."""
         if len(self._rows) <= self.most_draws:
             return
-        # The dict's order is that of the table's rows.
+        # The dict was filled in the order of the table's rows.
         keys = np.fromiter(self._rows, dtype=np.uint64)
         is_shared = np.isfinite(self._mu_ks).sum(1) > 1
         kept = np.sort(np.lexsort((keys, ~is_shared))[: self.most_draws])
@@ -154,8 +158,9 @@ class Arrivals:
             if self._stride == 1  # with steps dropped, columns are not consecutive steps
         ]
         found = [version for version in (*stopped, *behind) if version is not None and version.most_left < EXPLAINED]
-        # Q shrinks as the gap grows, so it favours late steps. The remaining gap per draw is the engine's own for the
-        # right version and larger for any other; two standard errors keep a few draws from winning by chance.
+        # Not by the least Q: it shrinks as the gap grows, so it favours late steps. The remaining gap per draw is the
+        # engine's own for the right version and larger for any other; two standard errors keep a few draws from winning
+        # by chance.
         return min(found, key=lambda version: version.left_a_draw, default=None)
 
     def _explained(

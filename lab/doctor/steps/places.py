@@ -23,14 +23,18 @@ from lab.doctor.view import View
 from theory.streams import stream
 
 MOST_GROUPS = 4096
-"""Most groups of a step, each of which needs draws; a grouping with more is skipped there."""
+"""Most groups of a step: the null distribution draws a rank for each. A step with more is skipped for that grouping."""
 NUM_BINS = 12
-"""Bins of the positions, and of the lengths, with equal numbers of tokens or responses."""
+"""Bins of the positions, with equal numbers of tokens, and of the lengths, with equal numbers of responses."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """A way to group tokens: the groups' titles, and the smallest multiple of the others' KL to report."""
+    """A way to group tokens.
+
+    title: a group's number in words. times: the smallest multiple of the others' KL that is reported. group_of: the
+    group of each token by the bins' edges; None where the trace lacks it. is_fault: whether such a group is a fault.
+    """
 
     name: str
     title: Callable[[int], str]
@@ -41,7 +45,10 @@ class Grouping:
 
 @dataclass(frozen=True)
 class GapGroup:
-    """A group with more of the gap than by chance; `times` is the median over steps of its KL over the others'."""
+    """The group of a place with more of the gap than by chance, at p < LEVEL.
+
+    times: its KL over that of the others, the median over steps. edges: those of the bins; empty for numbered groups.
+    """
 
     place: Grouping
     group: int
@@ -71,7 +78,7 @@ def _slot(view: View, edges: Sequence[int]) -> Tensor:
 
 
 def _position(view: View, edges: Sequence[int]) -> Tensor:
-    # right: a value on an edge belongs to the bin above, as in `GapGroup.title`.
+    # right=True: a value on an edge belongs to the bin above, as in `GapGroup.title`.
     return torch.bucketize(view.position_n, torch.tensor(edges, dtype=torch.long), right=True)
 
 
@@ -105,14 +112,14 @@ class Places:
             group_n = place.group_of(view, self.edges.get(name, ()))
             if group_n is None:
                 continue
-            # Packed, as an engine's number may be a port or a process id.
+            # Renumbered for bincount, since an engine's number may be a port or a process id.
             number_g, packed_n = group_n.unique(return_inverse=True)
             if len(number_g) <= MOST_GROUPS:
                 sums = torch.stack([torch.bincount(packed_n, view.k3_n), torch.bincount(packed_n).double()])
                 self._sums[name][step] = number_g, sums
 
     def found(self, first: int) -> list[GapGroup]:
-        """The groups with more than their share of the gap over the steps from `first` on."""
+        """For each place the group with more of the gap than by chance, if any, over the steps from `first` on."""
         late = {name: [of for step, of in sums.items() if step >= first] for name, sums in self._sums.items()}
         found = [self._found(name, sums) for name, sums in late.items()]
         return [one for one in found if one is not None]
@@ -122,8 +129,8 @@ class Places:
         kept = sorted(set.intersection(*(set(number_g.tolist()) for number_g, _ in sums))) if sums else []
         if len(kept) < 2:
             return None
-        # A step without any gap has ties alone, and their order under argsort means nothing. Of an infinite gap the
-        # others' part is inf - inf.
+        # Leave out steps without any gap, whose ties argsort would rank arbitrarily, and steps with an infinite gap,
+        # where the others' part would be inf - inf.
         tables = [
             table[:, torch.isin(number_g, torch.tensor(kept))]
             for number_g, table in sums
@@ -141,7 +148,7 @@ class Places:
         others_t = (total_t - own_t) / (count_t - own_count_t)
         # The median: one step with a very unlikely token cannot make a group reportable.
         times = (mean_tg[:, g] / others_t.clamp(min=1e-12)).median().item()
-        # First, as the null distribution takes seconds.
+        # Before the p-value, because the null distribution takes seconds.
         if times < PLACES[name].times:
             return None
         p = p_value(score_g[g], _null(len(tables), len(kept)))
@@ -162,7 +169,7 @@ def _null(num_steps: int, num_groups: int) -> Float[Tensor, " m"]:
 
 def _edges(values_n: Int[Tensor, " n"]) -> tuple[int, ...]:
     """The edges of NUM_BINS bins with equal numbers of values; fewer if edges coincide."""
-    # torch.quantile refuses large inputs (16 million values); a stride loses little.
+    # torch.quantile refuses more than 16 million values, and a stride changes the edges little.
     values_n = values_n.double()[:: max(1, len(values_n) // 100_000)]
     cuts = torch.quantile(values_n, torch.arange(1, NUM_BINS).double() / NUM_BINS)
     return tuple(sorted({int(cut) for cut in cuts.tolist() if cut > 0}))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from firstorder.cli import main
 from lab.files import exclusive
 from lab.manifest import manifest
 from lab.ray_session import ray_session
@@ -192,3 +193,12 @@ def _one_ray() -> Iterator[None]:
         patch.setenv("PYTHONPATH", path)
         with ray_session(None, num_cpus=1, object_store_bytes=OBJECT_STORE_BYTES):
             yield
+
+
+def test_a_cluster_that_is_not_there_is_refused_before_anything_is_made(tmp_path, capsys):
+    """One line that names the option; no tally, and no folder of results."""
+    words = ["reproduce", "9", "--regime", "paper", "--address", "127.0.0.1:1", "--results", str(tmp_path / "results")]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: --address: no Ray cluster at 127.0.0.1:1: ") and err.count("\n") == 1
+    assert not (tmp_path / "results").exists()

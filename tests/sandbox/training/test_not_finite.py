@@ -12,6 +12,7 @@ import torch
 
 from lab.recording import NonFiniteError, _check_finite
 from lab.records import RunFolder
+from lab.traces import Trace
 from sandbox.engines.engine import SandboxEngine
 from sandbox.training.engine import SandboxTrainingEngine
 from tests.contracts import worlds
@@ -49,13 +50,16 @@ def test_a_metric_that_is_not_finite_stops_the_run(
 
     monkeypatch.setattr(SandboxEngine, "generate", spoiled)
     # A corrected-away token leaves the gradients finite, so that the row is what shows it.
-    message = fails(capsys, "--algorithm.objective", "{preset: minirl_no_is}", code=1)
+    message = fails(capsys, "--algorithm.objective", "{preset: minirl_no_is}", "--traces.every", "3", code=1)
     assert re.match(r"step 2: \S+ is (nan|inf|-inf): logp_mu of this step is not finite\n", message), message
     (folder,) = map(RunFolder, folders())
     rows = folder.metrics()
     assert [row["step"] for row in rows] == [0, 1, 2] and message.split()[2] in rows[-1]["non_finite"]
     checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None and checkpoint.step == 1
+    # The step's tokens stay, though no trace was due: the value can be found in them.
+    (trace,) = folder.path.glob("rollouts/*.safetensors")
+    assert int(Trace.load(trace).logp_mu.isfinite().logical_not().sum()) == 1
     check_ended(folder)
 
 
