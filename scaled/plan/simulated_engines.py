@@ -117,9 +117,11 @@ class SimulatedEngines:
         """One engine's share, sampled until `enough` groups are complete; returns the seconds that it took.
 
         Responses begin in order, at most max_num_seqs at a time; `slow` multiplies the time of each token. A lost
-        engine decodes its open responses again, from the tokens that they had when this rollout began.
+        engine samples its whole share again, from the tokens that it had when this rollout began: `RolloutGroup`
+        repeats the call, whose finished responses were in the lost process.
         """
-        waiting = deque((group, r) for group in groups for r, left in enumerate(group.left) if left)
+        asked = [(group, r, left) for group in groups for r, left in enumerate(group.left) if left]
+        waiting = deque((group, r) for group, r, _ in asked)
         # A heap of (decoding steps of the engine when a response ends, a number that breaks ties, group, response).
         active: list[tuple[int, int, SimulatedGroup, int]] = []
         start, tokens, begun, complete = self.env.now, 0, count(), 0
@@ -133,10 +135,10 @@ class SimulatedEngines:
                 if self.env.now + seconds > self.failure[number]:
                     # It may have failed before this rollout began: hence max.
                     yield self.env.timeout(max(0.0, self.failure[number] - self.env.now))
-                    # In front and in order, as extendleft reverses. `left` has what this rollout found: it changes only
-                    # when a response or the rollout ends.
-                    waiting.extendleft((group, r) for *_, group, r in sorted(active, reverse=True))
-                    active, self.day.num_engine_failures = [], self.day.num_engine_failures + 1
+                    for group, r, left in asked:
+                        group.left[r] = left
+                    waiting, active, complete = deque((group, r) for group, r, _ in asked), [], 0
+                    self.day.num_engine_failures += 1
                     yield self.env.timeout(self.chance.engine_restart_s)
                     self.failure[number] = self.env.now + self._until_failure()
                     continue

@@ -112,16 +112,19 @@ def test_scenarios_change_one_thing() -> None:
     assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
 
 
-def test_a_lost_engine_samples_again_what_it_was_decoding() -> None:
-    """Lost in the middle of its only wave, an engine takes half of it, the restart, and the whole wave: to the bit."""
-    config, share = recipe("--cluster.placement", "separate"), 8
+@pytest.mark.parametrize("places", [8, 4])
+def test_a_lost_engine_samples_its_share_again(places: int) -> None:
+    """Lost in the middle of its last wave, an engine takes all waves but half of one, the restart, and all waves again,
+    finished responses too: to the bit."""
+    config, share = recipe("--cluster.placement", "separate", "--rollout.max_num_seqs", str(places)), 8
     played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
-    whole = TOKENS * compute.decode_step_seconds(config, QWEN, H100, share, TOKENS / 2)
-    played.engines.failure[0] = whole / 2
+    wave, num = TOKENS * compute.decode_step_seconds(config, QWEN, H100, places, TOKENS / 2), share // places
+    played.engines.failure[0] = (num - 0.5) * wave
     alone = [SimulatedGroup(i, [TOKENS], [TOKENS], 0) for i in range(share)]
     process = played.env.process(played.engines.engine(0, alone, share, 1.0))
-    assert played.env.run(process) == pytest.approx(1.5 * whole + CERTAIN.engine_restart_s, rel=1e-12)
-    assert played.day.num_engine_failures == 1
+    expected = (2 * num - 0.5) * wave + CERTAIN.engine_restart_s
+    assert played.env.run(process) == pytest.approx(expected, rel=1e-12)
+    assert played.day.num_engine_failures == 1 and all(one.is_complete for one in alone)
 
 
 def test_engines_wait_for_the_last_one() -> None:
