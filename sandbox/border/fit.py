@@ -31,6 +31,12 @@ CANDIDATES: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
 }
 """The candidates, from the table of runs: KL, F(2) and chi2 per token, and response length, before training."""
 
+RATED: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
+    "KL x N x rate": lambda r: r["kl"] * r["N"] * r["rate"],
+    "KL x N x rate^2": lambda r: r["kl"] * r["N"] * r["rate"] ** 2,
+}
+"""Candidates with the learning rate, for runs at more than one: at a single rate each of them is KL x N."""
+
 RIDGE = 1e-2
 """Penalty on b^2 / 2: without it the likelihood has no maximum if a candidate separates the runs completely."""
 
@@ -88,9 +94,14 @@ def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
 
     x is that of each run's own first step: under R3 the trainer replays mu's experts there already.
     """
-    a, b = logistic(*_points(name, known(unaided)))
-    x, _ = _points(name, known(runs))
-    return float((1.0 / (1.0 + np.exp(-(a + b * x)))).sum())
+    return float(chances(name, unaided, runs).sum())
+
+
+def chances(name: str, unaided: pd.DataFrame, runs: pd.DataFrame, shift: float = 0.0) -> Numbers:
+    """P(collapse) of each of the known `runs` by the regression on the `unaided` ones, with `shift` added to log x."""
+    a, b = logistic(*points(name, known(unaided)))
+    x, _ = points(name, known(runs))
+    return special.expit(a + b * (x + shift))
 
 
 def known(runs: pd.DataFrame) -> pd.DataFrame:
@@ -100,9 +111,11 @@ def known(runs: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
-    columns = {column: runs[column].to_numpy(dtype=np.float64) for column in ("kl", "f2", "chi2", "length", "N")}
-    return np.log(CANDIDATES[name](columns)), runs["collapsed"].to_numpy(dtype=np.float64)
+def points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
+    """log x of each run and whether it collapsed, 0 or 1."""
+    wanted = [column for column in ("kl", "f2", "chi2", "length", "N", "rate") if column in runs]
+    columns = {column: runs[column].to_numpy(dtype=np.float64) for column in wanted}
+    return np.log({**CANDIDATES, **RATED}[name](columns)), runs["collapsed"].to_numpy(dtype=np.float64)
 
 
 def _draws(runs: pd.DataFrame, num_draws: int) -> list[NDArray[np.intp]]:
@@ -121,13 +134,13 @@ def _draws(runs: pd.DataFrame, num_draws: int) -> list[NDArray[np.intp]]:
 
 def _of_draw(name: str, runs: pd.DataFrame, draw: NDArray[np.intp]) -> tuple[float, float]:
     """The border x* and the deviance of a candidate on the runs of a draw."""
-    x, y = (column[draw] for column in _points(name, runs))
+    x, y = (column[draw] for column in points(name, runs))
     a, b = logistic(x, y)
     return _border(a, b), deviance(a, b, x, y)
 
 
 def _fit(name: str, runs: pd.DataFrame, borders: Sequence[float], num_best: int) -> BorderFit:
-    x, y = _points(name, runs)
+    x, y = points(name, runs)
     a, b = logistic(x, y)
     share = y.mean()
     null = -2 * len(y) * (share * math.log(share) + (1 - share) * math.log(1 - share))
@@ -171,5 +184,6 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
 
 
 __all__ = [
-    "ALIKE", "CANDIDATES", "RIDGE", "BorderFit", "alike", "auc", "deviance", "expected", "fit_all", "known", "logistic",
+    "ALIKE", "CANDIDATES", "RATED", "RIDGE", "BorderFit", "alike", "auc", "chances", "deviance", "expected", "fit_all",
+    "known", "logistic", "points",
 ]  # fmt: skip

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border.alarm import choose, share_text, tried
+from sandbox.border.alarm import AlarmRule, share_text, tried
 from sandbox.border.pictures import TITLES
 from sandbox.border.table import FIRST, where
 from sandbox.claims.border_arms import SUMS, sums
 from sandbox.ledger.cells import Regime, key
-from sandbox.ledger.claim import FRESH, Row
+from sandbox.ledger.claim import Row
 from sandbox.ledger.course import area, collapsed
 
 N = 8
@@ -63,7 +63,7 @@ def orders(long: Mapping[str, Any], short: Mapping[str, Any], name: str) -> bool
 
 
 def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
-    """The section of docs/border.md on longer responses; empty without a run."""
+    """The table of docs/border-tables.md on longer responses; empty without a run."""
     found = places(lengths(rows, regime))
     if found.empty:
         return ""
@@ -75,7 +75,13 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
         for one in found.to_dict("records")
     ]  # fmt: skip
     titles = ("tokens", "engine", "remedy", "KL before", "collapsed", "accuracy", *(f"`{name}`" for name in NUMBERS))
-    return f"{WORDS}\n{markdown_table(titles, lines)}\n{_said(found)}"
+    return f"{TABLE}\n{markdown_table(titles, lines)}"
+
+
+TABLE = """## Longer responses
+
+GRPO at N = 8 on sums, whose digits set the length; [in words](border.md#longer-responses).
+"""
 
 
 WORDS = """## Longer responses
@@ -87,23 +93,38 @@ quarter of the learning rate (at the map's own, runs on sums collapse even with 
 """
 
 
-def _said(found: pd.DataFrame) -> str:
-    """A sentence on which numbers order the two lengths as their collapses do."""
-    both = [where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5"))]
-    if any(one.empty for one in both):
+def said(rows: Mapping[str, Row], regime: Regime) -> str:
+    """The section of docs/border.md: which numbers order the two lengths as their collapses do; empty without both."""
+    found = places(lengths(rows, regime))
+    both = _both(found)
+    if both is None:
         return ""
-    long, short = (one.to_dict("records")[0] for one in both)
+    long, short = both
     facts = [
         f"{one['length']:.0f} tokens and a KL of {number(one['kl'])}, {one['collapsed']} of {one['n']} runs collapse"
         for one in (long, short)
     ]
     order, other = ([f"`{n}`" for n in NUMBERS if orders(long, short, n) == asked] for asked in (True, False))
     subject = " and ".join(order) or f"neither {' nor '.join(other)}"
-    said = [f"{subject} {'order' if len(order) > 1 else 'orders'} the two lengths as their collapses do"]
-    said += [f"{' and '.join(other)} does not"] if order and other else []
-    if long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]:
-        said.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
-    return f"At {facts[0]}; at {facts[1]}. So {'; '.join(said)}.\n"
+    facts_of_both = f"At {facts[0]}; at {facts[1]}."
+    told = [f"{subject} {'order' if len(order) > 1 else 'orders'} the two lengths as their collapses do"]
+    told += [f"{' and '.join(other)} does not"] if order and other else []
+    if _is_refuted(long, short):
+        told.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
+    return f"{WORDS}\n{facts_of_both} So {'; '.join(told)} ([table](border-tables.md#longer-responses)).\n"
+
+
+def _both(found: pd.DataFrame) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """The places of long and of short responses that the study compares, from `places`; None if either has no runs."""
+    if found.empty:
+        return None
+    long, short = (where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5")))
+    return None if long.empty or short.empty else (long.to_dict("records")[0], short.to_dict("records")[0])
+
+
+def _is_refuted(long: Mapping[str, Any], short: Mapping[str, Any]) -> bool:
+    """Whether the long responses collapse more often at a smaller KL, so that KL x N cannot be the number."""
+    return long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]
 
 
 def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
@@ -111,12 +132,22 @@ def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
     return math.log(short["kl"] / long["kl"]) / math.log(long["length"] / short["length"])
 
 
-def alarm_elsewhere(rows: Mapping[str, Row], regime: Regime) -> str:
-    """The alarm chosen on Countdown, tried on another task, sums; empty without runs."""
-    own = [row for row in rows.values() if row["regime"] == regime.name]
-    chosen = choose([row for row in own if row["seed"] < FRESH and not is_on_sums(row)])
+def asked_power(rows: Mapping[str, Row], regime: Regime) -> float | None:
+    """`least_power` of the two places whose collapses the study compares; None without runs of both.
+
+    None, too, unless the longer responses collapse more often at the smaller KL: only then is it a lower bound.
+    """
+    both = _both(places(lengths(rows, regime)))
+    if both is None:
+        return None
+    long, short = both
+    return least_power(long, short) if _is_refuted(long, short) else None
+
+
+def alarm_elsewhere(chosen: Sequence[tuple[AlarmRule, float]], rows: Mapping[str, Row], regime: Regime) -> str:
+    """The best of the alarms chosen on Countdown, tried on another task, sums; empty without runs."""
     # Of all seeds: no run on sums had a part in the choice.
-    others = [row for row in own if is_on_sums(row)]
+    others = [row for row in rows.values() if row["regime"] == regime.name and is_on_sums(row)]
     if not chosen or not others:
         return ""
     rule = chosen[0][0]
@@ -139,6 +170,6 @@ def is_branch(row: Row) -> bool:
 
 
 __all__ = [
-    "N", "NUMBERS", "alarm_elsewhere", "is_branch", "is_on_sums", "least_power", "lengths", "markdown", "orders",
-    "places",
+    "N", "NUMBERS", "alarm_elsewhere", "asked_power", "is_branch", "is_on_sums", "least_power", "lengths", "markdown",
+    "orders", "places", "said",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 
 import matplotlib
@@ -26,6 +27,7 @@ GAP_WORDS = {"exact": "exact", "r0": "FP8"} | {f"r{x}": f"FP8, noise {x}" for x 
 COLOURS = "cividis"
 """Dark is low. It is perceptually uniform, and readable with any colour vision."""
 NOT_RUN = "#e6e6e6"
+BORDER = "#d1495b"
 
 # Text stays text, so that a page can be searched; a fixed salt, so that the same rows give the same file.
 matplotlib.rcParams |= {
@@ -42,11 +44,13 @@ def svg(figure: Figure) -> str:
     return buffer.getvalue()
 
 
-def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES)) -> Figure:
+def phase_diagram(
+    places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES), border: float | None = None
+) -> Figure:
     """A panel per remedy: mean area by N and engine gap, and the number of collapsed runs unless it is 0.
 
     `places` is `table.places` of GRPO's runs. Places without runs are grey, and a gap without any has no row; places
-    that equal another by construction show that one.
+    that equal another by construction show that one. `border`: x* of KL x N, drawn as a dashed line in every panel.
     """
     seen = set(places.loc[places["N"].isin(DEGREES) & places["remedy"].isin(remedies), "gap"])
     gaps = [gap for gap in ROUTER_GAPS if gap in seen]
@@ -55,8 +59,13 @@ def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES
     lines = -(-len(remedies) // columns)
     figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    line = None if border is None else border_line(places, gaps, border)
     for axis, remedy in zip(axes, remedies, strict=False):
         _panel(axis, places, remedy, gaps, top)
+        if line is not None:
+            # On a white casing, so that it is seen on every colour of the map.
+            axis.plot(*line, color="white", lw=2.6)
+            axis.plot(*line, color=BORDER, lw=1.4, ls=(0, (4, 2)))
     for axis in axes[len(remedies) :]:
         axis.set_axis_off()
     bar = ScalarMappable(Normalize(0.0, top), COLOURS)
@@ -64,6 +73,26 @@ def phase_diagram(places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES
     figure.supxlabel("N, updates per rollout")
     figure.supylabel("inference engine")
     return figure
+
+
+def border_line(places: pd.DataFrame, gaps: Sequence[str], border: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """The line KL x N = `border` across a panel: positions of N (steps of a factor of 2) and of the gaps' rows.
+
+    Between two rows it interpolates log KL, the mean of the runs without a remedy, and goes on at the same slope beyond
+    the last one. A row without a KL, the exact engine's, is never reached. None with fewer than two rows that have one.
+    """
+    rows = {gap: where(places, gap=gap, remedy="none") for gap in gaps}
+    means = {gap: float(np.average(own["kl"], weights=own["n"])) for gap, own in rows.items() if len(own)}
+    known = [(math.log(kl), gaps.index(gap)) for gap, kl in means.items() if kl > 0]
+    if len(known) < 2:
+        return None
+    kl, y = (np.array(column) for column in zip(*known, strict=True))
+    x = np.linspace(-0.5, len(DEGREES) - 0.5, 101)
+    wanted = math.log(border) - x * math.log(2.0)
+    beyond = (wanted - kl[-1]) * (y[-1] - y[-2]) / (kl[-1] - kl[-2])
+    found = np.interp(wanted, kl, y) + np.maximum(0.0, beyond)
+    before = (wanted - kl[0]) * (y[1] - y[0]) / (kl[1] - kl[0])
+    return x, np.maximum(found + np.minimum(0.0, before), y[0] - 0.5)
 
 
 def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], top: float) -> None:
@@ -79,10 +108,13 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], t
             share = place["area"] / top
             axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=colours(share), ec="white"))
             ink = "white" if share < 0.55 else "black"
-            axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink)
+            # In the cell's colour, so that the line of the border does not run through a number.
+            behind = {"fc": colours(share), "ec": "none", "pad": 0.4}
+            axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink, bbox=behind)
             if place["collapsed"] > 0:
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
-                axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, fontsize=6, weight="bold")
+                small = {"fontsize": 6, "weight": "bold", "bbox": behind}
+                axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, **small)
     axis.set_title(TITLES[remedy])
     axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(gaps) - 0.5, -0.5))
     axis.set_xticks(range(len(DEGREES)), [str(n) for n in DEGREES])
@@ -126,4 +158,4 @@ def welch(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
     return mean, float(found.low), float(found.high)
 
 
-__all__ = ["gains", "phase_diagram", "svg", "welch"]
+__all__ = ["border_line", "gains", "phase_diagram", "svg", "welch"]

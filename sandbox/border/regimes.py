@@ -25,9 +25,9 @@ WORDS = """## The ledger's regimes on this map
 
 A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. If `KL x N` passes x* = {border} at
 an N of the map ({least} to {most}), the border runs through the regime. If even the largest N stays below x*, the
-regime is *quiet*; if the smallest reaches it, *beyond*. x* is that of GRPO at the learning rate of `border`; half the
-rate moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay, and for claim 44 that
-of the first step.
+regime is *quiet*; if the smallest reaches it, *beyond*. x* is that of GRPO at the learning rate of `border`, {rate};
+half the rate moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay, and for
+claim 44 that of the first step.
 """
 
 
@@ -49,8 +49,11 @@ def first_kl(rows: Sequence[Row]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float) -> str:
-    """A line per regime with runs of ARMS, and one for the gap beyond the map: KL, N at the border, place."""
+def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float, rate: float) -> str:
+    """A line per regime with runs of ARMS, and one for the gap beyond the map: KL, N at the border, place.
+
+    rate: the learning rate of the runs to which the `border` x* was fitted.
+    """
     of_regime: dict[str, list[Row]] = {}
     for row in rows.values():
         if row["arm"] in ARMS:
@@ -64,7 +67,7 @@ def markdown(rows: Mapping[str, Row], table: pd.DataFrame, border: float) -> str
         for name, kl in sorted(gaps.items(), key=lambda one: one[1])
         if not math.isnan(kl)
     ]
-    head = WORDS.format(border=number(border), least=min(DEGREES), most=max(DEGREES))
+    head = WORDS.format(border=number(border), rate=number(rate), least=min(DEGREES), most=max(DEGREES))
     return f"{head}\n{markdown_table(('regime', 'KL', 'N where KL x N = x*', 'place'), lines)}"
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from sandbox.claims import CLAIMS
-from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at
-from sandbox.ledger.cells import MAX_GRAD_NORM, Regime, key
+from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at, slower
+from sandbox.ledger.cells import MAX_GRAD_NORM, NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
 from sandbox.ledger.measures import FINAL_ENTROPY, FINAL_KL
@@ -25,31 +27,69 @@ FIRST = {"kl": "rollout_corr/k3_kl", "f2": "rollout_corr/extreme_frac_tau2", "ch
          "routers": "routing/router_disagreement", "length": "response_length/mean"}  # fmt: skip
 """Columns with metrics of the first global step: the engine gap of the initial model."""
 
+RATE = "algorithm.optimizer.learning_rate"
+
+COLUMNS = [*PLACE, *FIRST, "cell", "seed", "rate", "area", "initial", "peak", "final", "collapsed", "collapse",
+           "kl_final", "entropy_final", "clipped"]  # fmt: skip
+
+NUM_EARLY = NUM_WINDOWS // 10
+"""Number of windows in the first tenth of a run."""
+
 
 def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
-    """One line per run: columns PLACE, FIRST, seed and the course of pi's accuracy.
+    """One line per run at the regime's learning rate, with COLUMNS: its place, gap, course and clipping.
 
-    `collapse` is the update (not the global step) from which a collapsed run stays low, nan for the others. A run
-    belongs to the place whose config it has, whichever claim's arm it was made for. Rows whose arm has changed its
-    config since are left out.
+    `collapse` is the update (not the global step) from which a collapsed run stays low, nan for the others. `clipped`
+    is the share of early windows whose mean gradient norm is above the threshold. A run belongs to the place whose
+    config it has, whichever claim's arm it was made for. Rows whose arm has changed its config since are left out.
     """
-    names, found = _place_of_arm(regime), []
+    return _runs(rows, regime, _place_of_arm(regime), lambda arm: arm)
+
+
+def slower_runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
+    """The lines of `runs` for the map's arms at half the learning rate (claim 45)."""
+    return _runs(rows, regime, {slower(arm).name: place for place, arm in _places()}, slower)
+
+
+def _runs(
+    rows: Mapping[str, Row],
+    regime: Regime,
+    names: Mapping[str, tuple[str, str, int, str]],
+    changed: Callable[[Arm], Arm],
+) -> pd.DataFrame:
+    found = []
     for name, row in rows.items():
         place = names.get(row["arm"]) if row["regime"] == regime.name else None
-        if place is None or key(regime, at(place[1], place[3], place[2], place[0]), row["seed"]) != name:
+        if place is None:
+            continue
+        arm = changed(at(place[1], place[3], place[2], place[0]))
+        if key(regime, arm, row["seed"]) != name:
             continue
         start = collapse_step(row)
         found.append(
             dict(zip(PLACE, place, strict=True))
             | {column: row["first"].get(metric) for column, metric in FIRST.items()}
             | {
-                "seed": row["seed"], "area": area(row), "initial": initial(row), "peak": peak(row), "final": final(row),
-                "collapsed": collapsed(row), "collapse": math.nan if start is None else start * place[2],
+                "cell": name, "seed": row["seed"], "rate": rate_of(regime, arm), "area": area(row),
+                "initial": initial(row), "peak": peak(row), "final": final(row), "collapsed": collapsed(row),
+                "collapse": math.nan if start is None else start * place[2],
                 "kl_final": FINAL_KL.of(row), "entropy_final": FINAL_ENTROPY.of(row),
+                "clipped": _clipped(row, float(NORMS[place[0]])),
             }
         )  # fmt: skip
-    return pd.DataFrame(found, columns=[*PLACE, *FIRST, "seed", "area", "initial", "peak", "final", "collapsed",
-                                        "collapse", "kl_final", "entropy_final"])  # fmt: skip
+    return pd.DataFrame(found, columns=COLUMNS)
+
+
+def rate_of(regime: Regime, arm: Arm | None = None) -> float:
+    """The learning rate of an arm, or of the regime's file."""
+    own = None if arm is None else dict(arm.changes).get(RATE)
+    return float(own or json.loads(regime.stated)["algorithm"]["optimizer"]["learning_rate"])
+
+
+def _clipped(row: Row, threshold: float) -> float:
+    """The share of the windows of the first tenth whose mean gradient norm is above the threshold; nan without one."""
+    norms = [value for value in row["series"].get("actor/grad_norm", [])[:NUM_EARLY] if value is not None]
+    return sum(norm > threshold for norm in norms) / len(norms) if norms else math.nan
 
 
 def where(table: pd.DataFrame, **values: object) -> pd.DataFrame:
@@ -85,11 +125,15 @@ def _places() -> list[tuple[tuple[str, str, int, str], Arm]]:
 
 
 def places(found: pd.DataFrame) -> pd.DataFrame:
-    """One line per place: runs n, mean area with its 95% Student interval, share of collapsed runs, final values."""
+    """One line per place: runs n, mean area with its 95% Student interval, share of collapsed runs, final values.
+
+    `kl_final`, `entropy_final` and `collapse` are medians, the others means.
+    """
     grouped = found.groupby(PLACE, sort=False)
     table = grouped.agg(
         n=("seed", "size"), area=("area", "mean"), sd=("area", "std"), collapsed=("collapsed", "mean"),
         final=("final", "mean"), kl=("kl", "mean"), kl_final=("kl_final", "median"), collapse=("collapse", "median"),
+        entropy_final=("entropy_final", "median"), clipped=("clipped", "mean"),
     )  # fmt: skip
     # A single run has no spread: its interval is nan, as its standard deviation is.
     half = stats.t.ppf(0.975, np.maximum(table["n"] - 1, 1)) * table["sd"] / np.sqrt(table["n"])
@@ -143,4 +187,18 @@ def same_as(gap: str, n: int, remedy: str) -> str:
     return remedy
 
 
-__all__ = ["FIRST", "PLACE", "STORY", "by_staleness", "on_map", "places", "runs", "same_as", "story", "where"]
+def ended(place: Mapping[str, Any]) -> str:
+    """The collapsed runs of a line of `places`: `n of m`."""
+    return f"{round(place['collapsed'] * place['n'])} of {place['n']}"
+
+
+def summary(table: pd.DataFrame, **place: object) -> dict[str, Any] | None:
+    """The line of `places` with these values; None where it has no runs."""
+    found = places(where(table, **place)).to_dict("records")
+    return {str(name): value for name, value in found[0].items()} if found else None
+
+
+__all__ = [
+    "COLUMNS", "FIRST", "PLACE", "STORY", "by_staleness", "ended", "on_map", "places", "rate_of", "runs", "same_as",
+    "slower_runs", "story", "summary", "where",
+]  # fmt: skip

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.pages.border import DOCS, map_to_click, pictures
+from tests.pages.border import DOCS, block, map_to_click, pictures, tables
 
 pytestmark = pytest.mark.unchecked
 
@@ -20,6 +20,30 @@ def test_the_pictures_hold_the_numbers_of_the_rows() -> None:
 
 def test_the_map_to_click_has_the_runs_of_the_rows() -> None:
     assert (DOCS / "border-map.html").read_text(encoding="utf-8") == map_to_click()
+
+
+def test_the_tables_are_those_of_the_rows() -> None:
+    assert (DOCS / "border-tables.md").read_text(encoding="utf-8") == tables()
+
+
+def test_the_page_is_four_printed_pages() -> None:
+    """At most 2,000 words without the tables, and every section of the tables that it links is there."""
+    text = (DOCS / "border.md").read_text(encoding="utf-8")
+    assert len([word for line in text.splitlines() if not line.startswith("|") for word in line.split()]) <= 2000
+    heads = re.findall(r"^## (.*)$", (DOCS / "border-tables.md").read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 ]", "", head.lower()).replace(" ", "-") for head in heads}
+    linked = re.findall(r"border-tables\.md#([a-z0-9-]+)", text)
+    assert len(linked) > 5 and set(linked) <= anchors
+
+
+def test_the_readme_has_the_rate_of_its_number() -> None:
+    """x* stands beside its learning rate and the runs at half of it; a verdict that is not decided is told, too."""
+    page = (DOCS / "border.md").read_text(encoding="utf-8")
+    said = " ".join(block(page).split())
+    assert re.search(r"KL x N = \S+ \(\S+ to \S+\) and a learning rate of 2e-3; at half the rate \d+ of \d+ do", said)
+    (line,) = re.findall(r"^- Claim 46: .*$", page, re.MULTILINE)
+    other = page.replace(f"{line}\n", "").replace("by number: inconclusive: ", "by number: inconclusive: 46, ")
+    assert "(claim 46: inconclusive)" in block(other) and "(claim 46: reproduced)" in block(page)
 
 
 def _texts(svg: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sandbox.border.fit import alike, auc, expected, fit_all, logistic
+from sandbox.border.fit import RATED, alike, auc, chances, expected, fit_all, logistic
 
 
 def planted(num_seeds: int, border: float, steepness: float, seed: int = 0) -> pd.DataFrame:
@@ -90,3 +90,23 @@ def test_runs_of_the_same_line_collapse_as_often_as_expected() -> None:
     assert expected("KL x N", unaided, moved) - moved["collapsed"].sum() > spread
     exact = same.assign(kl=0.0)
     assert expected("KL x N", unaided, exact) == 0.0
+
+
+def test_the_planted_power_of_the_rate_wins() -> None:
+    """Of runs at two rates that collapse by KL x N x rate^2, that number is the best; at one rate all are KL x N."""
+    fast = planted(40, border=0.8, steepness=4.0).assign(rate=2e-3)
+    # At half the rate the border lies four times as far out.
+    slow = planted(40, border=3.2, steepness=4.0, seed=1).assign(rate=1e-3)
+    both = fit_all(pd.concat([fast, slow]), ["KL x N", *RATED], num_draws=5)
+    assert [one.name for one in both] == ["KL x N x rate^2", "KL x N x rate", "KL x N"]
+    at_one = {one.name: one for one in fit_all(fast, ["KL x N", *RATED], num_draws=5)}
+    assert at_one["KL x N x rate"].deviance == pytest.approx(at_one["KL x N"].deviance, rel=1e-4)
+    assert at_one["KL x N x rate"].border == pytest.approx(2e-3 * at_one["KL x N"].border, rel=1e-3)
+
+
+def test_a_shift_moves_every_run_along_the_fit() -> None:
+    """log 2 more is twice the number: the chances of runs with twice the KL."""
+    runs = planted(10, 0.8, 4.0)
+    doubled = runs.assign(kl=2 * runs["kl"])
+    assert chances("KL x N", runs, runs, shift=math.log(2)) == pytest.approx(chances("KL x N", runs, doubled))
+    assert chances("KL x N", runs, runs).sum() == pytest.approx(expected("KL x N", runs, runs))

@@ -10,6 +10,7 @@ from lab.tasks.arithmetic_styles import columns
 from sandbox.border.alarm import choose
 from sandbox.border.lengths import (
     alarm_elsewhere,
+    asked_power,
     is_branch,
     is_on_sums,
     least_power,
@@ -17,7 +18,9 @@ from sandbox.border.lengths import (
     markdown,
     orders,
     places,
+    said,
 )
+from sandbox.border.study import BorderStudy
 from sandbox.claims import CLAIMS, REGIMES
 from sandbox.claims.border_arms import SUMS, at, sums
 from sandbox.ledger.cells import cell, key
@@ -67,10 +70,12 @@ def test_a_number_orders_two_places_where_the_larger_one_collapses_more() -> Non
 def test_the_page_says_which_number_holds() -> None:
     """KL x length x N is 0.05 x 60 x 8 = 24 against 0.05 x 20 x 8: it orders them, and KL x N, equal, does not."""
     given = dict([row((6, "r0.2", "none"), 104, 0.05, True), row((2, "r0.5", "none"), 104, 0.05, False)])
-    said = markdown(given, BORDER)
-    assert "| 60 | r0.2 | no remedy | 0.05 | 1 of 1 |" in said
-    assert "`KL x length x N` orders the two lengths as their collapses do; `KL x N` does not" in said
-    assert markdown({}, BORDER) == ""
+    assert "| 60 | r0.2 | no remedy | 0.05 | 1 of 1 |" in markdown(given, BORDER)
+    told = said(given, BORDER)
+    assert "`KL x length x N` orders the two lengths as their collapses do; `KL x N` does not" in told
+    assert markdown({}, BORDER) == said({}, BORDER) == ""
+    # Only one length: nothing to compare.
+    assert said(dict([row((6, "r0.2", "none"), 104, 0.05, True)]), BORDER) == ""
 
 
 def test_the_least_power_makes_both_places_alike() -> None:
@@ -78,9 +83,10 @@ def test_the_least_power_makes_both_places_alike() -> None:
     long, short = {"kl": 0.05, "length": 60.0}, {"kl": 0.45, "length": 20.0}
     assert least_power(long, short) == pytest.approx(2.0)
     given = dict([row((6, "r0.2", "none"), 104, 0.05, True), row((2, "r0.5", "none"), 104, 0.45, False)])
-    said = markdown(given, BORDER)
-    assert "neither `KL x N` nor `KL x length x N` orders the two lengths as their collapses do;" in said
-    assert "; `KL x length^p x N` does for a power p above 2." in said
+    said_of_both = said(given, BORDER)
+    assert asked_power(given, BORDER) == pytest.approx(2.0)
+    assert "neither `KL x N` nor `KL x length x N` orders the two lengths as their collapses do;" in said_of_both
+    assert "; `KL x length^p x N` does for a power p above 2 (" in said_of_both
 
 
 def test_the_alarm_is_chosen_on_the_maps_task_alone() -> None:
@@ -93,8 +99,11 @@ def test_the_alarm_is_chosen_on_the_maps_task_alone() -> None:
         countdown[key(BORDER, arm, seed)] = one | {"arm": arm.name, "series": {KL: rising}, "num_steps": 8}
     # Early runs on sums, which stand at a large KL all along: with them a rule on the rise of the KL would be better.
     on_sums = dict(row((6, "r0.2", "none"), seed, 0.5, False) for seed in (20, 21, 104))
-    assert alarm_elsewhere(countdown, BORDER) == "" and alarm_elsewhere(on_sums, BORDER) == ""
-    said = alarm_elsewhere(countdown | on_sums, BORDER)
+    alone, both = BorderStudy(countdown, BORDER), BorderStudy(countdown | on_sums, BORDER)
+    assert alarm_elsewhere(alone.alarms, countdown, BORDER) == ""
+    assert BorderStudy(on_sums, BORDER).alarms == [] and alarm_elsewhere([], on_sums, BORDER) == ""
+    assert both.alarms == alone.alarms
+    said = alarm_elsewhere(both.alarms, both.rows, BORDER)
     assert choose(list(countdown.values()))[0][0].words in said
     assert "the 3 runs on sums" in said and "3 of 3" in said and "no run collapses in time" in said
     assert [is_on_sums(one) for one in (*countdown.values(), *on_sums.values())] == [False] * 4 + [True] * 3

@@ -37,5 +37,6 @@ def test_regimes_stand_in_the_order_of_their_gaps() -> None:
     made = [("loud", ARMS[0], 2.0), ("calm", ARMS[1], 1e-3), ("calm", ARMS[2], 3e-3), ("calm", "minirl-R3-N8", 50.0)]
     rows = {str(i): {"regime": r, "arm": arm, "seed": 0, "series": {KL: [kl]}} for i, (r, arm, kl) in enumerate(made)}
     (border,) = (regime for regime in REGIMES if regime.name == "border")
-    lines = markdown(rows, runs({}, border), 1.0).splitlines()[-2:]
-    assert lines == ["| `calm` | 2e-3 | 500 | quiet |", "| `loud` | 2 | 0.5 | beyond |"]
+    said = markdown(rows, runs({}, border), 1.0, 2e-3)
+    assert "at the learning rate of `border`, 2e-3;" in said
+    assert said.splitlines()[-2:] == ["| `calm` | 2e-3 | 500 | quiet |", "| `loud` | 2 | 0.5 | beyond |"]

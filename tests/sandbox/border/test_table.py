@@ -7,10 +7,10 @@ import math
 import pytest
 from scipy import stats
 
-from sandbox.border.table import STORY, by_staleness, places, runs, same_as, story
+from sandbox.border.table import STORY, by_staleness, places, runs, same_as, slower_runs, story, summary
 from sandbox.claims import REGIMES
 from sandbox.claims.arms import arm
-from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at
+from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at, slower
 from sandbox.ledger.cells import key
 
 (BORDER,) = (regime for regime in REGIMES if regime.name == "border")
@@ -51,6 +51,44 @@ def test_a_run_of_another_claims_arm_has_the_place_of_its_config() -> None:
     assert (one["preset"], one["gap"], one["N"], one["remedy"]) == ("minirl", "r0.5", 8, "none")
     unlike = arm("minirl", n=4)
     assert runs({name: found | {"arm": unlike.name}}, BORDER).empty
+
+
+def test_runs_at_half_the_rate_are_apart() -> None:
+    """The map has none of them, and their table none of the map's; each has the rate of its config."""
+    name, found = row(("grpo", "r0.5", "none"), 104, [0.3, *[0.0] * 8])
+    arm_ = slower(at("r0.5", "none", 8))
+    rows = {
+        name: found,
+        key(BORDER, arm_, 104): found | {"arm": arm_.name, "evaluations": [[i, 0.3] for i in range(9)]},
+    }
+    (fast,), (slow,) = (table(rows, BORDER).to_dict("records") for table in (runs, slower_runs))
+    assert (fast["rate"], fast["collapsed"], fast["cell"]) == (2e-3, 1.0, name)
+    assert (slow["rate"], slow["collapsed"], slow["N"], slow["gap"]) == (1e-3, 0.0, 8, "r0.5")
+    # A row whose key is not that of the slower arm was made from another config.
+    assert slower_runs({name: found | {"arm": arm_.name}}, BORDER).empty
+
+
+@pytest.mark.parametrize(("preset", "norms", "share"), [
+    ("grpo", [1.1, 0.9, *[9.0] * 18], 0.5), ("grpo", [None, 1.1, *[0.0] * 18], 1.0), ("gspo", [0.8, 0.8], 1.0),
+    ("minirl", [6.9, 6.9, *[9.0] * 18], 0.0), ("grpo", [], math.nan),
+])  # fmt: skip
+def test_clipping_is_counted_in_the_first_tenth(preset: str, norms: list, share: float) -> None:
+    """The share of its windows, two of twenty, whose mean norm is above the threshold of the run's preset."""
+    name, found = row((preset, "r0.5", "none"), 104, [0.3] * 9)
+    series = found["series"] | ({"actor/grad_norm": norms} if norms else {})
+    (one,) = runs({name: found | {"series": series}}, BORDER).to_dict("records")
+    assert one["clipped"] == pytest.approx(share, nan_ok=True)
+
+
+def test_the_entropy_at_the_end_is_of_the_last_quarter() -> None:
+    """The median over a place's runs of the mean over the last five windows of twenty."""
+    rows = {}
+    for seed, end in ((104, 0.1), (105, 0.2), (106, 0.9)):
+        name, found = row(("grpo", "r0.5", "R3"), seed, [0.3] * 9)
+        rows[name] = found | {"series": {"actor/entropy": [0.5] * 15 + [end] * 5}}
+    one = summary(runs(rows, BORDER), N=8, remedy="R3")
+    assert one is not None and one["entropy_final"] == pytest.approx(0.2)
+    assert summary(runs(rows, BORDER), N=4) is None
 
 
 def test_places_are_means_over_seeds() -> None:

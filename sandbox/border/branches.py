@@ -1,0 +1,78 @@
+"""From one state: the gradient's bias, cosine and variance by remedy, and the accuracy after 64 updates (claim 43)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from lab.markdown import markdown_table
+from lab.report.style import number
+from sandbox.border.study import paragraph
+from sandbox.claims.c43_from_one_state import branch
+from sandbox.ledger.cells import Regime, key
+from sandbox.ledger.claim import Row
+
+REMEDIES = {"none": "no remedy", "R3": "R3", "tis": "token TIS"}
+DEGREES = (1, 8)
+
+WORDS = """## From one state
+
+Runs with different remedies drift to different states. Here each remedy starts from the same {num} states of runs with
+an exact engine. The gradient of its objective is compared with the exact policy gradient at the state. The *bias* is
+the tangent of the angle between its mean and the exact one, corrected for noise; the *variance* is that of one
+mini-batch, over the squared length of the mean along the exact gradient. Neither depends on N. The last columns have
+pi's accuracy after 64 updates. All are means over the states, with 95% intervals (claim 43).
+"""
+
+
+def found(rows: Mapping[str, Row], regime: Regime, remedy: str, n: int) -> list[Row]:
+    """The branches of a remedy at N."""
+    arm = branch(remedy, n)
+    return [row for name, row in rows.items() if row["arm"] == arm.name and key(regime, arm, row["seed"]) == name]
+
+
+def values(own: Sequence[Row], probe: str) -> np.ndarray:
+    """A probe of the branches that have it."""
+    return np.array([row["probes"][probe] for row in own if row["probes"].get(probe) is not None], dtype=np.float64)
+
+
+def interval(own: np.ndarray, decimals: int) -> str:
+    """The mean with its 95% Student interval; an en dash with fewer than two values."""
+    if len(own) < 2:
+        return "–"
+    half = float(stats.t.ppf(0.975, len(own) - 1)) * own.std(ddof=1) / math.sqrt(len(own))
+    mean = own.mean()
+    return f"{mean:.{decimals}f} ({mean - half:.{decimals}f} to {mean + half:.{decimals}f})"
+
+
+def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
+    """The section; empty unless every remedy has branches at the largest N."""
+    most = {remedy: found(rows, regime, remedy, max(DEGREES)) for remedy in REMEDIES}
+    if not all(most.values()):
+        return ""
+    lines = []
+    for remedy, words in REMEDIES.items():
+        own = most[remedy]
+        after = [values(found(rows, regime, remedy, n), "accuracy_after") for n in DEGREES]
+        lines.append(
+            (words, interval(values(own, "bias"), 2), interval(values(own, "cosine"), 2),
+             interval(values(own, "variance"), 0), *(interval(one, 3) for one in after))
+        )  # fmt: skip
+    titles = ("remedy", "bias", "cosine", "variance", *(f"after 64 updates, N = {n}" for n in DEGREES))
+    bias, cosine, variance = (
+        {remedy: float(values(own, probe).mean()) for remedy, own in most.items()}
+        for probe in ("bias", "cosine", "variance")
+    )
+    # Only the numbers are computed, and the sentence takes no side: the words must hold for other rows, too.
+    said = paragraph(
+        f"The gradient's bias is {bias['none']:.2f} without a remedy, {bias['R3']:.2f} under R3 and {bias['tis']:.2f} "
+        f"with the weight (cosine {cosine['none']:.2f}, {cosine['R3']:.2f} and {cosine['tis']:.2f}), whose variance is "
+        f"{number(variance['tis'] / variance['none'])} times that without a remedy."
+    )
+    return f"{WORDS.format(num=len(most['none']))}\n{markdown_table(titles, lines)}\n{said}"
+
+
+__all__ = ["found", "interval", "markdown", "values"]

@@ -1,0 +1,110 @@
+"""GRPO, MiniRL and GSPO side by side at the border's largest gap: collapsed runs, accuracy, entropy and clipping."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from lab.markdown import markdown_table
+from sandbox.border.pictures import TITLES
+from sandbox.border.study import paragraph
+from sandbox.border.table import ended, summary
+from sandbox.claims.border_arms import NORMS
+
+GAP = "r0.5"
+DEGREES = (1, 2, 4, 8)
+OBJECTIVES = {"grpo": "GRPO", "minirl": "MiniRL", "minirl_no_is": "MiniRL without its weight", "gspo": "GSPO"}
+REMEDIES = ("none", "tis", "R3")
+
+NEARLY = 0.1
+"""Binding shares that differ by less are called about equal."""
+
+SIDES = """## GRPO, MiniRL and GSPO
+
+All at router noise 0.5: collapsed runs, and the mean accuracy over the run. MiniRL's own weight is part of it.
+"""
+
+CLIPPING = """## Clipping
+
+The gradient's norm is clipped at three times the median norm of a run with an exact engine, for each objective. The
+table has the share of windows (a twentieth of the run each) in the first tenth whose mean norm is above the threshold,
+at router noise 0.5 unless it says exact.
+"""
+
+
+def sides(table: pd.DataFrame) -> str:
+    """The section on objectives: a line per objective and remedy that has runs; empty without any."""
+    lines = []
+    for preset, words in OBJECTIVES.items():
+        for remedy in REMEDIES:
+            found = [summary(table, preset=preset, gap=GAP, remedy=remedy, N=n) for n in DEGREES]
+            if any(found):
+                name = words if remedy == "none" else f"{words} + {TITLES[remedy]}"
+                lines.append((name, *("–" if one is None else f"{ended(one)}, {one['area']:.3f}" for one in found)))
+    if not lines:
+        return ""
+    titles = ("objective", *(f"N = {n}" for n in DEGREES))
+    return f"{SIDES}\n{markdown_table(titles, lines)}\n{_trend(table)}"
+
+
+def _trend(table: pd.DataFrame) -> str:
+    """The share of collapsed runs of each objective without replay, from the least N to the largest with runs."""
+    parts = []
+    for preset, words in OBJECTIVES.items():
+        own = {n: summary(table, preset=preset, gap=GAP, remedy="none", N=n) for n in DEGREES}
+        has = [(n, one) for n, one in own.items() if one is not None]
+        if len(has) > 1:
+            (n, first), (m, last) = has[0], has[-1]
+            parts.append(f"with {words} from {first['collapsed']:.0%} at N = {n} to {last['collapsed']:.0%} at N = {m}")
+    if not parts:
+        return ""
+    return paragraph(
+        f"Without replay the share of collapsed runs goes, {'; '.join(parts)} "
+        "([entropy over the run](border-tables.md#entropy))."
+    )
+
+
+def clipping_of(table: pd.DataFrame) -> dict[str, float]:
+    """The mean of `clipped` at N = 8 by words for objective and remedy, with an exact engine first."""
+    asked = [("grpo", "exact", "none", "GRPO, exact engine")]
+    asked += [("grpo", GAP, remedy, f"GRPO with {TITLES[remedy]}") for remedy in ("none", "R2", "R3", "tis")]
+    asked += [(preset, GAP, "none", words) for preset, words in OBJECTIVES.items() if preset != "grpo"]
+    found = {}
+    for preset, gap, remedy, words in asked:
+        one = summary(table, preset=preset, gap=gap, remedy=remedy, N=8)
+        if one is not None:
+            found[words] = float(one["clipped"])
+    return found
+
+
+def clipping(table: pd.DataFrame) -> str:
+    """The table of the binding share by arm, for the page of tables."""
+    titles = ("N = 8", "threshold", "windows above it")
+    norms = {words: NORMS[preset] for preset, words in OBJECTIVES.items()}
+    lines = [
+        (words, norms[re.split(",| with ", words)[0]], f"{share:.0%}") for words, share in clipping_of(table).items()
+    ]
+    return f"{CLIPPING}\n{markdown_table(titles, lines)}" if lines else ""
+
+
+def clipping_said(table: pd.DataFrame) -> str:
+    """The page's paragraph on clipping; empty without the runs that it names."""
+    share = clipping_of(table)
+    if len(share) < 2:
+        return ""
+    (_, exact), *others = share.items()
+    least, most = (pick(value for _, value in others) for pick in (min, max))
+    verb = "is about equal in all arms" if most - least < NEARLY else "is not equal in all arms"
+    shown = "; ".join(f"{words} {value:.0%}" for words, value in others)
+    return paragraph(
+        f"**Clipping** {verb}.",
+        "The threshold is three times an objective's median gradient norm with an exact engine, where "
+        f"{exact:.0%} of the windows of the first tenth have a larger mean norm; a gap raises the norm.",
+        f"At router noise 0.5 and N = 8 the shares are: {shown}.",
+        "A comparison of these arms is therefore also one of clipped and unclipped updates "
+        "([table](border-tables.md#clipping)).",
+    )
+
+
+__all__ = ["OBJECTIVES", "clipping", "clipping_of", "clipping_said", "sides"]

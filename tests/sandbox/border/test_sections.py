@@ -1,0 +1,167 @@
+"""Laws of the sections of docs/border.md, on rows made by hand: each sentence follows from the counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sandbox.border import branches, controls, coverage, objectives
+from sandbox.border.curves import entropy_path, entropy_picture, fit_picture
+from sandbox.border.page import markdown as page
+from sandbox.border.pictures import svg
+from sandbox.border.study import WIDTH, BorderStudy, paragraph
+from sandbox.border.table import STORY
+from sandbox.border.tables_page import markdown as tables_page
+from sandbox.claims.border_arms import MAP
+from sandbox.claims.c43_from_one_state import branch
+from sandbox.ledger.cells import key
+from tests.sandbox.border.made import BORDER, rows
+
+INT4 = {"no": rows("int4", "none", 8, 4, 4), "R3": rows("int4", "R3", 8, 4, 3), "tis": rows("int4", "tis", 8, 4, 1)}
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_paragraph_is_wrapped_and_leaves_out_empty_sentences() -> None:
+    found = paragraph("One two.", "", "word " * 40)
+    assert max(len(line) for line in found.splitlines()) <= WIDTH and found.startswith("One two. word")
+    assert found.endswith("word\n") and paragraph("", "") == ""
+
+
+def test_controls_say_whether_it_is_routing_or_any_gap() -> None:
+    """A control without router noise that ends most runs: not routing alone. One that ends few: not any gap."""
+    study = BorderStudy(
+        INT4["no"] | INT4["R3"] | INT4["tis"] | rows("logits1.6", "none", 8, 4, 1) | rows("r0.5", "none", 8, 4, 4),
+        BORDER,
+    )
+    said = flat(controls.markdown(study.grpo))
+    assert "| INT4 weights | 0.3 | 0.3 | 4 of 4, 0.000 | 3 of 4, 0.075 | 1 of 4, 0.225 |" in said
+    assert "| router noise 0.5 | 0.3 | – | 4 of 4, 0.000 | – | – |" in said
+    assert "Not routing alone: without its noise 4 of 4 with INT4 weights collapse." in said
+    assert "Not any gap: only 1 of 4 with logit noise 1.6 do." in said
+    assert "R3 does not prevent it (3 of 4 with INT4 weights)" in said
+    assert "the weight prevents it (1 of 4 with INT4 weights)" in said
+
+
+def test_controls_without_runs_say_nothing() -> None:
+    only = controls.markdown(BorderStudy(rows("r0.5", "none", 8, 4, 4), BORDER).grpo)
+    assert "routing alone" not in only and "any gap:" not in only
+    assert controls.markdown(BorderStudy({}, BORDER).grpo) == ""
+
+
+def test_the_cells_without_runs_are_counted_and_grouped() -> None:
+    """One arm of noise 0.5 has runs: every other engine has none, and every other remedy none with it."""
+    study = BorderStudy(rows("r0.5", "none", 8, 2), BORDER)
+    said = flat(coverage.markdown(study.grpo))
+    assert len(coverage.arms()) == len(MAP) == 173
+    assert f"Of the map's {len(MAP)} arms, {len(MAP) - 1} have no run: exact; FP8 without router noise;" in said
+    assert "token TIS, R2, R3, TIS and R3, Pr2 and Pr3 with router noise 0.5" in said
+    # The four other N of no remedy there.
+    assert said.endswith("the other 4 lack some N.")
+
+
+def test_a_map_with_every_run_has_nothing_missing() -> None:
+    made: dict[str, Any] = {}
+    for gap, n, remedy in coverage.arms():
+        made |= rows(gap, remedy, n, 1)
+    assert coverage.markdown(BorderStudy(made, BORDER).grpo) == ""
+
+
+def branched(remedy: str, n: int, values: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """Rows of two branches with these probes."""
+    arm, found = branch(remedy, n), {}
+    for i, seed in enumerate((104, 105)):
+        probes = {name: pair[i] for name, pair in values.items()}
+        found[key(BORDER, arm, seed)] = {"arm": arm.name, "regime": "border", "seed": seed, "probes": probes}
+    return found
+
+
+def test_branches_have_the_means_of_their_probes() -> None:
+    """Bias, cosine and variance by remedy, and the ratio of the weight's variance to that without a remedy."""
+    made = branched(
+        "none", 8, {"bias": (0.7, 0.9), "cosine": (0.7, 0.8), "variance": (30.0, 50.0), "accuracy_after": (0.1, 0.2)}
+    )
+    made |= branched(
+        "R3", 8, {"bias": (0.6, 0.8), "cosine": (0.8, 0.8), "variance": (60.0, 60.0), "accuracy_after": (0.3, 0.3)}
+    )
+    made |= branched(
+        "tis", 8, {"bias": (0.2, 0.4), "cosine": (0.9, 1.0), "variance": (100.0, 140.0), "accuracy_after": (0.3, 0.4)}
+    )
+    said = flat(branches.markdown(made, BORDER))
+    assert "bias is 0.80 without a remedy, 0.70 under R3 and 0.30 with the weight (cosine 0.75, 0.80 and 0.95)" in said
+    assert "whose variance is 3 times that without a remedy" in said
+    assert "| R3 | 0.70 (-0.57 to 1.97) | 0.80 (0.80 to 0.80) | 60 (60 to 60) | – | 0.300 (0.300 to 0.300) |" in said
+    # A row of another config is left out, and without all remedies there is no section.
+    assert branches.markdown({"0123456789ab": next(iter(made.values()))}, BORDER) == ""
+
+
+def test_objectives_stand_side_by_side() -> None:
+    """Collapsed runs and accuracy by N, and the shares from the least N to the largest."""
+    made = rows("r0.5", "none", 1, 4, 1) | rows("r0.5", "none", 8, 4, 3)
+    made |= rows("r0.5", "none", 1, 4, 4, preset="minirl") | rows("r0.5", "none", 8, 4, 0, preset="minirl")
+    said = flat(objectives.sides(BorderStudy(made, BORDER).table))
+    assert "| GRPO | 1 of 4, 0.225 | – | – | 3 of 4, 0.075 |" in said
+    assert "| MiniRL | 4 of 4, 0.000 | – | – | 0 of 4, 0.300 |" in said
+    assert "with GRPO from 25% at N = 1 to 75% at N = 8; with MiniRL from 100% at N = 1 to 0% at N = 8" in said
+    assert objectives.sides(BorderStudy({}, BORDER).table) == ""
+
+
+@pytest.mark.parametrize(
+    ("weighted", "words"), [(0.2, "is not equal in all arms"), (2.0, "is about equal in all arms")]
+)
+def test_clipping_is_equal_only_where_the_shares_are(weighted: float, words: str) -> None:
+    """Norms of 2 are above GRPO's threshold of 1, norms of 0.2 are not."""
+    made: dict[str, Any] = {}
+    for gap, remedy, norm in (("exact", "none", 0.2), ("r0.5", "none", 2.0), ("r0.5", "tis", weighted)):
+        made |= rows(gap, remedy, 8, 2, series={"actor/grad_norm": [norm] * 20})
+    study = BorderStudy(made, BORDER)
+    said = flat(objectives.clipping_said(study.table))
+    assert f"**Clipping** {words}." in said and "where 0% of the windows" in said
+    assert f"GRPO with no remedy 100%; GRPO with token TIS {100 * (weighted > 1)}%" in said
+    assert "| GRPO with no remedy | 1.0 | 100% |" in objectives.clipping(study.table)
+
+
+def test_an_entropy_path_is_the_median_over_runs() -> None:
+    """At the last update of each window; a run without a value in a window does not count there."""
+    series = ([0.4] * 20, [0.2] * 20, [0.1] * 19 + [None])
+    own = [{"series": {"actor/entropy": list(one)}, "num_steps": 50} for one in series]
+    x, median = entropy_path(own, 8)
+    assert (x[0], x[-1]) == (3 * 8, 400) and np.all(median[:19] == 0.2) and median[19] == pytest.approx(0.3)
+
+
+def _story() -> dict[str, Any]:
+    """The demo's six runs on two exploratory and three fresh seeds; on the last one R2 holds."""
+    made: dict[str, Any] = {}
+    for preset, gap, remedy in STORY:
+        falls = STORY[preset, gap, remedy]
+        kl = 0.0 if gap == "exact" else 0.3
+        for first, num, num_collapsed in ((102, 2, 2), (104, 3, 2 if remedy == "R2" else 3)):
+            made |= rows(gap, remedy, 8, num, num_collapsed * falls, preset=preset, kl=kl, first_seed=first,
+                         series={"actor/entropy": [0.3] * 20, "actor/grad_norm": [0.5] * 20})  # fmt: skip
+    return made
+
+
+def test_the_story_is_counted_on_fresh_seeds_apart() -> None:
+    said = flat(page(BorderStudy(_story(), BORDER), []))
+    assert "came out in full on 2 of 3 fresh seeds" in said and "on exploratory seeds, before 104, on 2 of 2." in said
+    assert "(an exact engine 3, no remedy 3, R2 2, token TIS 3, R3 3, MiniRL 3)" in said
+
+
+def test_a_page_has_its_rate_and_its_pictures() -> None:
+    """From rows on both sides of the border, and at half the rate, both pages and all their pictures are made."""
+    made = _story() | rows("r0.2", "none", 4, 12, 1, kl=0.07) | rows("r0.3", "none", 4, 12, 6, kl=0.12)
+    made |= rows("r0.5", "none", 8, 12, 11, first_seed=110) | rows("r0.5", "none", 8, 12, 0, slowed=True)
+    study = BorderStudy(made, BORDER)
+    said, more = flat(page(study, [])), flat(tables_page(study, [], ""))
+    (border,) = re.findall(r"Where `KL x N` passes x\* = (\S+) \(\S+ to \S+\) at a learning rate of 2e-3, half", said)
+    assert study.borders["KL x N"].border == pytest.approx(float(border), rel=1e-2)
+    assert "At 1e-3 (router noise 0.5, N = 8) 0 of 12 runs collapse, where `KL x N` alone expects" in said
+    assert "one learning rate (2e-3)" in said and "passes x* = " + border in more
+    texts = svg(fit_picture(study.unaided, study.slowed))
+    assert f"x* = {border}" in texts and "half the rate" in texts
+    assert "entropy, nats per token" in svg(entropy_picture(study.table, study.rows))
