@@ -95,7 +95,7 @@ class Prediction:
     margin: float = 0.0
     scale: Literal["difference", "ratio", "ratio_of_means", "spread"] = "difference"
     planned: float | None = None
-    """The true effect, or factor, for which its seeds are planned; None: twice the margin (see power.py)."""
+    """The true effect, or factor, for which its seeds are planned; None: see power.py."""
     premise: Arm | None = None
     """An arm that must have collapsed with at least one seed, or the prediction is not applicable."""
 
@@ -105,12 +105,13 @@ class Prediction:
         if self.is_factor and self.margin < 1.0:
             raise ValueError(f"margin: expected a factor of at least 1 on the scale {self.scale}, got {self.margin}")
         if self.planned is not None and not self._is_beyond(self.planned):
-            wanted = f"an effect beyond the margin, {self.margin:g}, of a prediction of more or less"
+            wanted = f"an effect beyond the margin, {self.margin:g}, on the side of a prediction that has one"
             raise ValueError(f"planned: expected {wanted}, got {self.planned:g} ({self.expected})")
 
     def _is_beyond(self, effect: float) -> bool:
         low = 1.0 / self.margin if self.is_factor else -self.margin
-        return {"more": effect > self.margin, "less": effect < low}.get(self.expected, False)
+        found = {"more": effect > self.margin, "less": effect < low, "at_most": effect < self.margin}
+        return found.get(self.expected, False)
 
     @property
     def is_factor(self) -> bool:
@@ -173,6 +174,9 @@ class Claim:
     """Questions of exact training that bear on it; none if it is not about an expectation, or none was asked."""
     repeats: int | None = None
     """The number of the inconclusive claim whose predictions it tries again on later seeds; None for a first trial."""
+    planned: Mapping[int, float] = field(default_factory=dict)
+    """The effects for which its seeds are planned, by the place of the prediction, instead of the predictions' own: a
+    second trial is planned at what the first one found. Only its power reads them (`as_planned`)."""
 
     def __post_init__(self) -> None:
         if not self.predictions:
@@ -185,14 +189,29 @@ class Claim:
             raise ValueError(f"claim {self.number}: home: expected a claim on fresh seeds to be tried there alone")
         if self.fresh_from < FRESH:
             raise ValueError(f"claim {self.number}: fresh_from: expected at least {FRESH}, got {self.fresh_from}")
+        for place in self.planned:
+            if not 0 <= place < len(self.predictions):
+                wanted = f"a place below {len(self.predictions)}"
+                raise ValueError(f"claim {self.number}: planned: expected {wanted}, got {place}")
+        _ = self.as_planned  # refuses an effect within its margin
 
-    def again(self, number: int, first_seed: int, num_seeds: int) -> Claim:
-        """A second trial: the same predictions at home alone, on seeds that no claim has used."""
+    def again(self, number: int, first_seed: int, num_seeds: int, planned: Mapping[int, float] | None = None) -> Claim:
+        """A second trial: the same predictions and remarks at home alone, on seeds that no claim has used; `planned`
+        has the effects for which it is planned, by place."""
         # All of its seeds are fresh: `deciding` then reads `first_seed` and `num_seeds`, and not `fresh_seeds`.
         return replace(
             self, number=number, name=f"{self.name}_again", repeats=self.number, regimes=(self.home,), seeds_in={},
             first_seed=first_seed, num_seeds=num_seeds, fresh_seeds=0, fresh_from=FRESH, also=(), also_seeds=0,
+            planned=planned or {},
         )  # fmt: skip
+
+    @property
+    def as_planned(self) -> tuple[Prediction, ...]:
+        """Its predictions with the effects for which its seeds are planned; `predictions` are what is tested."""
+        return tuple(
+            replace(one, planned=self.planned[place]) if place in self.planned else one
+            for place, one in enumerate(self.predictions)
+        )
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -29,14 +29,19 @@ from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
     TRIED_AGAIN,
+    UNDECIDED_TITLES,
     ClaimLine,
     counts_text,
     criterion_text,
     effect_text,
     lines,
+    low_power_text,
     means_text,
+    reach_text,
     spent,
     test_text,
+    undecided,
+    undecided_row,
     waiting_text,
     word_text,
 )
@@ -53,6 +58,8 @@ def render(
     """The HTML of the page."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
+    open_ones = undecided(made, found, needed)
+    shown = [line for line in made if line.state != OUT_OF_REACH]
     drawn: list[Drawn] = []
     seen: dict[str, Figure] = {}
     most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
@@ -80,9 +87,12 @@ def render(
     return page(
         "ledger.html.jinja", drawn, own=Path(__file__).parent / "template",
         title="What the papers found, tried again", sentence=_sentence(made),
-        waiting=waiting_text(found), spent=spent(rows), regimes=regimes,
-        tiles=_tiles(made), titles=VERDICT_TITLES,
-        table=[_cells(line) for line in made if line.state != OUT_OF_REACH],
+        waiting=waiting_text(found), spent=spent(rows), regimes=regimes, tiles=_tiles(made), titles=VERDICT_TITLES,
+        reached=reach_text(made, [need for _, need in open_ones]), low=low_power_text(made, needed),
+        # Side by side, so that all verdicts fit on a screen.
+        halves=[[_cells(line) for line in half] for half in _halves(shown)], table=[_cells(line) for line in shown],
+        why_titles=UNDECIDED_TITLES,
+        why=[(claim.number, title(claim), *undecided_row(need)) for claim, need in open_ones],
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
         claims=sections, maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
@@ -95,6 +105,12 @@ def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[R
     drawing = [claim for claim in claims if any(arm.on_map for arm in claim.also)]
     names = {name for claim in drawing for name in claim.regimes}
     return [regime for regime in regimes if regime.name in names]
+
+
+def _halves(shown: Sequence[ClaimLine]) -> list[Sequence[ClaimLine]]:
+    """The lines in two parts of equal length, or with one more in the first; only those that have any."""
+    middle = (len(shown) + 1) // 2
+    return [half for half in (shown[:middle], shown[middle:]) if half]
 
 
 def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
@@ -129,6 +145,7 @@ def _cells(line: ClaimLine) -> dict[str, Any]:
     return {
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
         "home": line.claim.home, "word": _style(line.state) if line.n and line.effect else "none", "text": line.state,
+        "n": line.n, "effect": line.effect,
         "numbers": (line.predictions, line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
     }  # fmt: skip
 

@@ -14,15 +14,20 @@ from sandbox.ledger.power import MOST, POWER, Need, assumed_text, needs
 from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
+    UNDECIDED_TITLES,
     ClaimLine,
     cost_text,
     counts_text,
     criterion_text,
     effect_text,
     lines,
+    low_power_text,
     means_text,
+    reach_text,
     spent,
     test_text,
+    undecided,
+    undecided_row,
     waiting_text,
     word_text,
 )
@@ -42,7 +47,11 @@ READING = f"""## How to read it
   do not decide. **not applicable**: it is about a collapse, and no run of the arm that should collapse did.
   **tried again**: inconclusive, and repeated on later seeds by the claim whose name ends in "again", which answers the
   question in its place. **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more
-  than {MOST} seeds; none are run.
+  than {MOST} seeds; none are run. A question is within reach if it has deciding seeds; it is one question, however
+  often it was tried.
+- *Inconclusive, why*: the *effect at its margin* lies within a standard error of it; else there were *too few seeds*.
+  Either way, the seeds that {POWER:.0%} power would need if the truth were what the claim's own runs found, at the
+  level of Holm's first step: a look back, which changes no verdict.
 - All predictions hold by an intersection-union test, with the largest of their p's; for one to fail, p is their
   number times the least. Holm's correction runs over every claim that has deciding seeds, with p = 1 while it lacks
   runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
@@ -68,7 +77,8 @@ def markdown(
     """The whole page."""
     needed = needs(claims, regimes, rows)
     made = lines(claims, found, needed)
-    parts = [INTRO, _verdicts(made, found, rows), READING]
+    low = low_power_text(made, needed)
+    parts = [INTRO, _verdicts(made, found, rows, needed), READING + (f"- {low}\n" if low else "")]
     parts += [
         _unreachable(made, needed),
         _exploratory(claims, regimes, found),
@@ -83,14 +93,38 @@ def markdown(
 VERDICT_TITLES = ("claim", "home", "verdict", "predictions", "n", "effect", "power", "cost", "exact")
 
 
-def _verdicts(made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row]) -> str:
+def _verdicts(
+    made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row], needed: Mapping[int, Need]
+) -> str:
     table = [
         (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.predictions, line.n,
          line.effect, line.power, line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
-    words = " ".join(filter(None, (f"{counts_text(made)}.", waiting_text(found), spent(rows))))
-    return f"## Verdicts\n\n{words}\n\n{markdown_table(VERDICT_TITLES, table)}"
+    open_ones = undecided(made, found, needed)
+    words = (f"{counts_text(made)}.", reach_text(made, [need for _, need in open_ones]), waiting_text(found))
+    parts = [
+        "## Verdicts", " ".join(filter(None, words)), markdown_table(OVERVIEW_TITLES, overview(made)).rstrip(),
+        "### Numbers", spent(rows), markdown_table(VERDICT_TITLES, table).rstrip(),
+    ]  # fmt: skip
+    if open_ones:
+        why = [(f"{claim.number}. {title(claim)}", *undecided_row(need)) for claim, need in open_ones]
+        parts += ["### Inconclusive, why", markdown_table(UNDECIDED_TITLES, why).rstrip()]
+    return "\n\n".join(parts) + "\n"
+
+
+OVERVIEW_TITLES = ("verdict", "claims")
+
+
+def overview(made: Sequence[ClaimLine]) -> list[tuple[str, str]]:
+    """All claims on one screen: a row per state with its number of claims, and their names."""
+    states = dict.fromkeys(line.state for line in made)
+    found = {state: [line.claim for line in made if line.state == state] for state in states}
+    return [
+        (f"{len(own)} {'without all runs' if state == OPEN else state}",
+         "; ".join(f"{claim.number} {title(claim)}" for claim in own))
+        for state, own in found.items()
+    ]  # fmt: skip
 
 
 def exact_text(claim: Claim) -> str:
@@ -122,7 +156,7 @@ POWER_TITLES = ("claim", "home", "effect assumed", "SD (of)", "seeds needed", "c
 def power_row(need: Need) -> tuple[str, ...]:
     """A claim's line in the table of powers: the seeds that it needs, and the power of its deciding seeds."""
     asked, sd = len(need.claim.deciding()), need.spread.sd
-    seeds = OPEN if need.seeds is None else f"{need.seeds}{'' if need.seeds <= MOST else ' (out of reach)'}"
+    seeds = OPEN if need.seeds is None else f"{need.seeds}{' (out of reach)' if need.is_out_of_reach else ''}"
     power = need.power(asked) if asked else math.nan
     spread = f"{OPEN if math.isnan(sd) else f'{sd:.2g}'} ({need.spread.of})"
     words = (str(asked) if asked else "", "" if math.isnan(power) else f"{power:.0%}")

@@ -5,14 +5,18 @@ chance of 80% at the level of Holm's first step, ALPHA over twice the number of 
 truth
 
 - `more`, `less` of a number: the effect is the `planned` one, else twice the margin; one residual SD if that is 0;
-- `same`, `at_most`: it is 0 (one residual SD inside a margin of 0);
+- `same`, `at_most`: it is the `planned` one, else 0 (one residual SD inside a margin of 0);
 - `more`, `less` of an event: the difference is the `planned` one, else the margin plus half of the runs, at most all,
   centred at one half; against a number, the planned share, else all of the runs or none; `same`, `at_most`: one half
-  on both sides, none of the runs against a number;
+  on both sides, or the planned difference centred at one half; none of the runs against a number;
 - a time at margin 0: events come at four times the rate, so that 3/4 and 29% of the runs fall.
 
-Numbers: noncentral t with the degrees of freedom of the prediction's own arms. Events: the exact test's own region.
-Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD is that of `spreads.py`.
+Numbers: noncentral t with the degrees of freedom of the prediction's own arms, or of the pairs where seeds are paired.
+Events: the exact test's own region. Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD
+is that of `spreads.py`. A second trial is planned at what the first one found, if its file says so (`Claim.planned`).
+
+After the runs, `as_found` asks of an inconclusive claim how many seeds 80% would need at the effects and with the
+spreads that its own runs found: whether more seeds could decide it, or its effect lies too near its margin.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ from sandbox.ledger import events
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.spreads import ResidualSpread, Spreads
-from sandbox.ledger.statistics import ALPHA
-from sandbox.ledger.verdicts import margin_of
+from sandbox.ledger.statistics import ALPHA, Effect
+from sandbox.ledger.verdicts import Finding, Outcome, margin_of
 
 POWER = 0.8
 LEAST = 5
@@ -69,7 +73,7 @@ class Need:
         """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
         if seeds < 2:
             return math.nan
-        found = [power(one, spread.sd, seeds, self.level) for one, spread in self.plans]
+        found = [power(one, spread.sd, seeds, self.level, spread.is_paired) for one, spread in self.plans]
         return math.nan if any(map(math.isnan, found)) else min(found)
 
 
@@ -82,7 +86,8 @@ def distance(prediction: Prediction, sd: float) -> float:
     """The assumed distance of a number's effect beyond (or within) its margin, on the prediction's scale."""
     margin = margin_of(prediction)
     if prediction.planned is not None:
-        return abs(_planned(prediction)) - margin
+        effect = _planned(prediction)
+        return margin - effect if prediction.expected == "at_most" else abs(effect) - margin
     return margin if margin > 0 else sd
 
 
@@ -91,8 +96,11 @@ def _planned(prediction: Prediction) -> float:
     return math.log(prediction.planned) if prediction.is_factor else prediction.planned
 
 
-def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
-    """The chance that a true prediction is found to hold with so many seeds, in [0, 1]; nan without a spread."""
+def power(prediction: Prediction, sd: float, seeds: int, level: float, is_paired: bool = False) -> float:
+    """The chance that a true prediction is found to hold with so many seeds, in [0, 1]; nan without a spread.
+
+    `is_paired`: sd is that of the difference within a seed.
+    """
     kind, sides = prediction.measure.kind, prediction.sides
     if kind == "event":
         return _event_power(prediction, seeds, level)
@@ -109,12 +117,17 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float) -> float:
     if sd == 0.0:
         return float(0.5**seeds < level)  # equal seeds: the sign test of `Effect`
     arms = [len(side) for side in sides if side]
-    error = sd * math.sqrt(sum(1.0 / number for number in arms) / seeds)
-    df, far = sum(arms) * (seeds - 1), distance(prediction, sd) / error
-    quantile = float(stats.t.isf(level, df))
-    found = float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # scipy's nct gives nan far out
+    error = sd * math.sqrt((1.0 if is_paired else sum(1.0 / number for number in arms)) / seeds)
+    df = float((1 if is_paired else sum(arms)) * (seeds - 1))
+    found = _student_power(distance(prediction, sd) / error, df, level)
     # `same` needs both one-sided tests: at least 1 - 2 (1 - found).
     return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
+
+
+def _student_power(far: float, df: float, level: float) -> float:
+    """The chance that Student's t finds an effect that is `far` standard errors beyond its bound."""
+    quantile = float(stats.t.isf(level, df))
+    return float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # scipy's nct gives nan far out
 
 
 def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
@@ -132,7 +145,8 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
         sizes = (one, other) if expected == "more" else (other, one)
         return _region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
     # p1 - p2 below the margin is p2 - p1 above its negative: the sides change places.
-    found = _region_power(other, one, -margin, level, 0.5, 0.5)
+    gap = planned or 0.0
+    found = _region_power(other, one, -margin, level, 0.5 - gap / 2, 0.5 + gap / 2)
     return max(0.0, 2.0 * found - 1.0) if expected == "same" else found
 
 
@@ -167,9 +181,9 @@ def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: 
     return float(first @ (found >= values[low] - 1e-9) @ second)
 
 
-def seeds_needed(prediction: Prediction, sd: float, level: float) -> int | None:
+def seeds_needed(prediction: Prediction, sd: float, level: float, is_paired: bool = False) -> int | None:
     """The smallest number of seeds with POWER, in [LEAST, SEARCHED]; None without a spread."""
-    return _least(lambda seeds: power(prediction, sd, seeds, level))
+    return _least(lambda seeds: power(prediction, sd, seeds, level, is_paired))
 
 
 def _least(found: Callable[[int], float]) -> int | None:
@@ -193,18 +207,105 @@ def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str,
     found = {}
     for claim in claims:
         level = level_of(sum(is_decided.values()) + (not is_decided[claim.number]))
-        plans = tuple((one, spreads.of(one, claim.home)) for one in claim.predictions)
-        limiting, spread = max(plans, key=lambda plan: _asked(plan[0], plan[1].sd, level))
+        plans = tuple((one, spreads.of(one, claim)) for one in claim.as_planned)
+        limiting, spread = max(plans, key=lambda plan: _asked(*plan, level))
         arms = dict.fromkeys(arm for one in claim.predictions for arm in one.arms)
-        hours, seeds = len(arms) * spreads.seconds(claim) / 3600, seeds_needed(limiting, spread.sd, level)
+        hours = len(arms) * spreads.seconds(claim) / 3600
+        seeds = seeds_needed(limiting, spread.sd, level, spread.is_paired)
         found[claim.number] = Need(claim, seeds, hours, limiting, spread, level, plans)
     return found
 
 
-def _asked(prediction: Prediction, sd: float, level: float) -> tuple[float, float]:
+def _asked(prediction: Prediction, spread: ResidualSpread, level: float) -> tuple[float, float]:
     """The seeds that it needs (infinite without a spread), then 1 - its power with so many: the largest limits."""
-    seeds = seeds_needed(prediction, sd, level)
-    return (math.inf, 0.0) if seeds is None else (float(seeds), 1.0 - power(prediction, sd, seeds, level))
+    seeds = seeds_needed(prediction, spread.sd, level, spread.is_paired)
+    if seeds is None:
+        return math.inf, 0.0
+    return float(seeds), 1.0 - power(prediction, spread.sd, seeds, level, spread.is_paired)
+
+
+@dataclass(frozen=True)
+class AsFound:
+    """The needs of an inconclusive claim if the truth were what its own runs found."""
+
+    seeds: int | None
+    """Seeds for POWER at the level of Holm's first step; None if SEARCHED do not suffice."""
+    hours_per_seed: float
+    is_at_margin: bool
+    """Whether the effect that leaves it open lies within a standard error of its margin (one-sided p above 16%)."""
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it would need more than MOST seeds."""
+        return self.seeds is None or self.seeds > MOST
+
+    @property
+    def hours(self) -> float:
+        """Hours of one thread for the needed seeds; nan if unknown."""
+        return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
+
+
+def as_found(one: Finding, need: Need) -> AsFound | None:
+    """The needs of a claim at the effects that its runs found; None while runs are missing.
+
+    If every estimate is on the side on which its prediction holds, all must be found to hold; else one of the others
+    must be found to fail, at the level over the number of predictions.
+    """
+    if one.joint is None:
+        return None
+    outcomes = [(outcome, outcome.p) for outcome in one.applicable if outcome.p is not None]
+    failing = [(outcome, p) for outcome, p in outcomes if p[0] > 0.5]
+    if failing:
+        level = need.level / len(outcomes)
+        seeds = _found(lambda n: max(_power_as_found(outcome, n, level, holds=False) for outcome, _ in failing))
+        p = min(p[1] for _, p in failing)
+    else:
+        seeds = _found(lambda n: min(_power_as_found(outcome, n, need.level, holds=True) for outcome, _ in outcomes))
+        p = max(p[0] for _, p in outcomes)
+    return AsFound(seeds, need.hours_per_seed, is_at_margin=bool(p > stats.norm.sf(1.0)))
+
+
+def _found(at: Callable[[int], float]) -> int | None:
+    return _least(at) if at(SEARCHED) >= POWER else None
+
+
+def _power_as_found(outcome: Outcome, seeds: int, level: float, holds: bool) -> float:
+    """The chance that a prediction is found to hold, or to fail, with so many seeds, at the effect of its outcome."""
+    margin, expected = margin_of(outcome.prediction), outcome.prediction.expected
+    assert outcome.effect is not None
+    # Whether the effect must be found above a bound or below it; for `same` there are two bounds.
+    bounds = {"more": [(True, margin)], "less": [(False, -margin)], "at_most": [(False, margin)],
+              "same": [(False, margin), (True, -margin)]}[expected]  # fmt: skip
+    if holds:
+        # All bounds must hold: at least 1 less the chances that each is missed.
+        found = (_one_sided(outcome.effect, bound, is_above, seeds, level) for is_above, bound in bounds)
+        return max(0.0, 1.0 - math.fsum(1.0 - chance for chance in found))
+    # As in statistics.sides, the smaller of two p's counts twice.
+    own = level / len(bounds)
+    return max(_one_sided(outcome.effect, bound, not is_above, seeds, own) for is_above, bound in bounds)
+
+
+def _one_sided(found: Effect, bound: float, is_above: bool, seeds: int, level: float) -> float:
+    """The chance that the effect is found above (or below) the bound with so many seeds, if it is the one found."""
+    if isinstance(found, events.Shares):
+        k1, n1, k2, n2 = found.counts
+        one, other = (size * seeds // found.n for size in (n1, n2))
+        if found.number is not None:
+            share, truth = found.number + bound, k1 / n1
+            return (
+                _share_power(one, share, truth, level) if is_above else _share_power(one, 1 - share, 1 - truth, level)
+            )
+        if is_above:
+            return _region_power(one, other, bound, level, k1 / n1, k2 / n2)
+        return _region_power(other, one, -bound, level, k2 / n2, k1 / n1)
+    p = found.p_above(bound) if is_above else found.p_below(bound)
+    if isinstance(found, events.Times) and bound == 0.0:
+        # Log-rank: its statistic grows with the root of the number of runs.
+        far = float(stats.norm.isf(p)) * math.sqrt(seeds / found.n)
+        return float(stats.norm.sf(stats.norm.isf(level) - far))
+    # The distance in standard errors, by the p of the test itself: Fieller's has its own.
+    far = float(stats.t.isf(p, found.df)) * math.sqrt(seeds / found.n)
+    return _student_power(far, found.df * (seeds - 1) / (found.n - 1), level)
 
 
 def assumed_text(prediction: Prediction, sd: float) -> str:
@@ -228,4 +329,4 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
     return f"× {math.exp(effect):.3g}" if prediction.is_factor else f"{effect:+.2g}" if effect else "0"
 
 
-__all__ = ["MOST", "POWER", "Need", "assumed_text", "level_of", "needs", "power", "seeds_needed"]
+__all__ = ["MOST", "POWER", "AsFound", "Need", "as_found", "assumed_text", "level_of", "needs", "power", "seeds_needed"]

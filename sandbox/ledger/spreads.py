@@ -1,7 +1,8 @@
 """The recorded spread with which a prediction's seeds are planned, and the recorded time of a claim's runs.
 
 The SD is that of the prediction's arms at home, else of all arms that the ledger's predictions compare by that measure
-there, else the largest of the other regimes, with at least NUM_DF degrees of freedom.
+there, else the largest of the other regimes, with at least NUM_DF degrees of freedom. Where seeds matter among the
+claim's arms at home, so that the test will pair them (contrasts.py), it is that of the differences within a seed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 from sandbox.ledger import contrasts
 from sandbox.ledger.cells import Regime, finished
 from sandbox.ledger.claim import Arm, Claim, Prediction, Row
+from sandbox.ledger.contrasts import Column
+from sandbox.ledger.verdicts import margin_of
 
 NUM_DF = 10
 """The smallest number of degrees of freedom of a usable spread."""
@@ -27,6 +30,8 @@ class ResidualSpread:
 
     sd: float
     of: str
+    is_paired: bool = False
+    """Whether it is the SD of the difference of the two sides within a seed, and not that of an arm."""
 
 
 class Spreads:
@@ -40,12 +45,15 @@ class Spreads:
         for row in rows.values():
             self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
 
-    def of(self, prediction: Prediction, home: str) -> ResidualSpread:
-        """The spread with which a prediction is planned, by the module's rule; events and times need none."""
+    def of(self, prediction: Prediction, claim: Claim) -> ResidualSpread:
+        """The spread with which a claim's prediction is planned, by the module's rule; events and times need none."""
+        home = claim.home
         if prediction.measure.kind == "event":
             return ResidualSpread(0.5, "the exact test")
         if prediction.measure.kind == "time" and prediction.margin == 0.0:
             return ResidualSpread(math.nan, "the rates")
+        if (found := self._paired(prediction, claim)) is not None:
+            return ResidualSpread(found, "own arms, paired", is_paired=True)
         arms = [arm for side in prediction.sides for arm in side]
         alike = {arm.name for claim in self.claims for one in claim.predictions
                  if (one.measure.name, one.scale) == (prediction.measure.name, prediction.scale)
@@ -77,6 +85,38 @@ class Spreads:
             if known:
                 return fmean(known)
         return math.nan
+
+    def _paired(self, prediction: Prediction, claim: Claim) -> float | None:
+        """The SD of the differences within a seed; None if the test would not pair seeds, or with fewer than NUM_DF
+        degrees of freedom."""
+        measure, scale = prediction.measure, prediction.scale
+        # A time with a margin has the floor of `Effect.fall`, and an effect of one SD is in units of an arm's.
+        in_sds = margin_of(prediction) == 0.0 and prediction.planned is None
+        if measure.kind == "time" or in_sds or not all(prediction.sides):
+            return None
+        alike = [one for one in claim.predictions if (one.measure, one.scale) == (measure, scale)]
+        groups = dict.fromkeys(side for one in alike for side in one.sides if side)
+        arms = dict.fromkeys(arm for side in groups for arm in side)
+        found = {arm: {row["seed"]: measure.of(row) for row in self.rows_of(arm, claim.home)} for arm in arms}
+        kept = [seed for seed in self.seeds if all(math.isfinite(one.get(seed, math.nan)) for one in found.values())]
+        if len(kept) <= NUM_DF:
+            return None
+
+        def column(side: tuple[Arm, ...]) -> Column:
+            return contrasts.on_scale(np.mean([[found[arm][seed] for seed in kept] for arm in side], axis=0), scale)
+
+        is_linear = scale in ("difference", "ratio_of_means")
+        columns = [column((arm,)) for arm in arms] if is_linear else [column(side) for side in groups]
+        if contrasts.choose(columns) != "paired":
+            return None
+        left, right = (column(side) for side in prediction.sides)
+        if scale == "ratio_of_means":
+            # As in `_pooled`: the error of a ratio of means comes from spreads relative to the means.
+            if not (left.mean() > 0 and right.mean() > 0):
+                return None
+            left, right = left / left.mean(), right / right.mean()
+        apart = left - right
+        return float(apart.std(ddof=1)) if np.isfinite(apart).all() else None
 
     def _pooled(self, prediction: Prediction, arms: Iterable[Sequence[Row]]) -> float | None:
         """The residual SD over arms on the prediction's scale; None with fewer than NUM_DF degrees of freedom."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sandbox.ledger.claim import Claim, Prediction, Row
-from sandbox.ledger.power import Need
+from sandbox.ledger.power import MOST, POWER, SEARCHED, AsFound, Need, as_found
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, TRIED_AGAIN, OPEN = "out of reach", "tried again", "–"
 ORDER = ("reproduced", "not reproduced", "opposite", "not applicable", "inconclusive", TRIED_AGAIN, OPEN, OUT_OF_REACH)
 """States in the order of the page: decided ones first."""
+DECIDED = ORDER[:4]
+AIM = 0.2
+"""At most this share of the questions within reach is to be left undecided."""
+LOW = 0.7
+"""A power below which the page explains how a claim was decided."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +37,21 @@ class ClaimLine:
 def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[ClaimLine]:
     """A line for every claim, sorted by state (decided first), then by number."""
     deciding = {one.claim.number: one for one in found if one.decides}
-    made = [_line(claim, deciding.get(claim.number), needed[claim.number]) for claim in claims]
-    repeated = {claim.repeats for claim in claims}
-    made = [
-        replace(line, state=TRIED_AGAIN) if line.state == "inconclusive" and line.claim.number in repeated else line
-        for line in made
-    ]
+    states = states_of(claims, found)
+    made = [_line(claim, deciding.get(claim.number), needed[claim.number], states[claim.number]) for claim in claims]
     return sorted(made, key=lambda line: (ORDER.index(line.state), line.claim.number))
 
 
-def _line(claim: Claim, found: Finding | None, need: Need) -> ClaimLine:
+def states_of(claims: Sequence[Claim], found: Sequence[Finding]) -> dict[int, str]:
+    """Every claim's verdict by its number: TRIED_AGAIN if it is inconclusive and one of the claims repeats it, OPEN
+    without a verdict."""
+    words = {one.claim.number: one.word for one in found if one.decides}
+    repeated = {claim.repeats for claim in claims}
+    made = {claim.number: words.get(claim.number) or OPEN for claim in claims}
+    return {n: TRIED_AGAIN if word == "inconclusive" and n in repeated else word for n, word in made.items()}
+
+
+def _line(claim: Claim, found: Finding | None, need: Need, state: str) -> ClaimLine:
     asked = len(claim.deciding()) if found is None else len(found.seeds)
     if found is None and need.is_out_of_reach:
         return ClaimLine(claim, OUT_OF_REACH, "", "", "", "", cost_text(need.hours))
@@ -52,7 +62,7 @@ def _line(claim: Claim, found: Finding | None, need: Need) -> ClaimLine:
         return ClaimLine(claim, OPEN, "", f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
     key = key_outcome(found)
     effect = "" if key is None else effect_text(key)
-    return ClaimLine(claim, found.word, stands_text(found.outcomes), str(asked), effect, *shown)
+    return ClaimLine(claim, state, stands_text(found.outcomes), str(asked), effect, *shown)
 
 
 def stands_text(outcomes: Sequence[Outcome]) -> str:
@@ -75,6 +85,71 @@ def counts_text(made: Sequence[ClaimLine]) -> str:
     counts = Counter("without all runs" if line.state == OPEN else line.state for line in made)
     order = [*ORDER[:6], "without all runs", OUT_OF_REACH]
     return ", ".join(f"{counts[state]} {state}" for state in order if counts[state])
+
+
+def questions(made: Sequence[ClaimLine]) -> list[ClaimLine]:
+    """The claims within reach: those with deciding seeds, but not those whose question a second trial answers."""
+    return [line for line in made if line.claim.deciding() and line.state not in (TRIED_AGAIN, OUT_OF_REACH)]
+
+
+def undecided(
+    made: Sequence[ClaimLine], found: Sequence[Finding], needed: Mapping[int, Need]
+) -> list[tuple[Claim, AsFound]]:
+    """The inconclusive claims within reach, by number, each with what it would need at the effects found."""
+    deciding = {one.claim.number: one for one in found if one.decides}
+    open_ones = [line.claim for line in questions(made) if line.state == "inconclusive"]
+    pairs = [(claim, as_found(deciding[claim.number], needed[claim.number])) for claim in open_ones]
+    return [(claim, need) for claim, need in pairs if need is not None]
+
+
+UNDECIDED_TITLES = ("inconclusive", "why", "seeds needed at the effect found", "hours")
+
+
+def undecided_row(need: AsFound) -> tuple[str, str, str]:
+    """The reason why a claim is inconclusive, and the seeds and hours that it would need at the effect found."""
+    why = "effect at its margin" if need.is_at_margin else "too few seeds"
+    beyond = f"; beyond {MOST} seeds" if need.is_beyond else ""
+    seeds = f"over {SEARCHED}" if need.seeds is None else str(need.seeds)
+    return f"{why}{beyond}", seeds, cost_text(need.hours)
+
+
+def reach_text(made: Sequence[ClaimLine], needs: Sequence[AsFound]) -> str:
+    """The number of questions within reach that are decided, the share left, and the number of those that would need
+    more than MOST seeds, in words; empty if none is within reach. `needs`: of the inconclusive ones."""
+    asked = questions(made)
+    if not asked:
+        return ""
+    counts = Counter("decided" if line.state in DECIDED else line.state for line in asked)
+    left = len(asked) - counts["decided"]
+    words = f"Of {len(asked)} questions within reach {counts['decided']} are decided"
+    words += f"; {left} are not, {left / len(asked):.0%} (the aim is at most {AIM:.0%}: {int(AIM * len(asked))}): "
+    words += f"{counts['inconclusive']} inconclusive, {counts[OPEN]} without all runs."
+    if needs:
+        words += (
+            f" At the effects found, {sum(need.is_beyond for need in needs)} of the inconclusive would need more than "
+            f"{MOST} seeds for {POWER:.0%} power: inconclusive, and beyond {MOST} seeds."
+        )
+    return words
+
+
+def low_power_text(made: Sequence[ClaimLine], needed: Mapping[int, Need]) -> str:
+    """The reasons why claims with a power below LOW were decided all the same; empty if none was."""
+    low = [line for line in made if line.state in DECIDED
+           and needed[line.claim.number].power(len(line.claim.deciding())) < LOW]  # fmt: skip
+    if not low:
+        return ""
+    held = [str(line.claim.number) for line in low if line.state == "reproduced"]
+    failed = [str(line.claim.number) for line in low if line.state != "reproduced"]
+    parts = [
+        "Power may be far below what was planned: seeds were set with the spreads and the number of claims known in "
+        "their day, and both have changed. An exact test with a seed too few has none at all at the first step (0%), "
+        "and has it at later ones, which ask less.",
+        f"Below {LOW:.0%}, and yet reproduced, by such a step, by effects larger than planned, or by luck: "
+        f"{', '.join(held)}." if held else "",
+        f"Below {LOW:.0%}, and decided since one prediction that fails is enough, of which this power says nothing: "
+        f"{', '.join(failed)}." if failed else "",
+    ]  # fmt: skip
+    return " ".join(filter(None, parts))
 
 
 def waiting_text(found: Sequence[Finding]) -> str:
@@ -157,6 +232,7 @@ def criterion_text(prediction: Prediction) -> str:
 
 
 __all__ = [
-    "OPEN", "ORDER", "OUT_OF_REACH", "TRIED_AGAIN", "ClaimLine", "cost_text", "counts_text", "criterion_text",
-    "effect_text", "key_outcome", "lines", "means_text", "spent", "test_text", "waiting_text", "word_text",
+    "OPEN", "ORDER", "OUT_OF_REACH", "TRIED_AGAIN", "UNDECIDED_TITLES", "ClaimLine", "cost_text", "counts_text",
+    "criterion_text", "effect_text", "key_outcome", "lines", "low_power_text", "means_text", "questions", "reach_text",
+    "spent", "states_of", "test_text", "undecided", "undecided_row", "waiting_text", "word_text",
 ]  # fmt: skip

@@ -130,6 +130,9 @@ def test_a_second_trial_has_its_claims_predictions_and_seeds_that_no_claim_has_u
         first = by_number[claim.repeats or 0]
         assert first.repeats is None and (claim.predictions, claim.home) == (first.predictions, first.home)
         assert set(claim.runs(claim.home)) == {(arm, seed) for arm in claim.arms for seed in claim.deciding()}
+    # What a sentence does not say, its second trial says, too.
+    assert all(claim.remarks == by_number[claim.repeats or 0].remarks for claim in again)
+    assert "not a collapse" in by_number[54].remarks["border"]
     used = max(max(claim.deciding()) for claim in CLAIMS if claim.repeats is None and claim.deciding())
     assert used < 300 == min(min(claim.deciding()) for claim in again)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from sandbox.claims import CLAIMS, REGIMES
-from sandbox.ledger import html, page, summary
+from sandbox.ledger import command, html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
-from sandbox.ledger.power import needs
+from sandbox.ledger.power import MOST, AsFound, needs
+from sandbox.ledger.spreads import ResidualSpread
 from sandbox.ledger.statistics import Expected, Word
 from sandbox.ledger.verdicts import Finding, findings
 from tests.lab.browser import Page, browse, payload
@@ -97,6 +98,97 @@ def test_an_inconclusive_claim_that_another_repeats_was_tried_again(
     assert tile in html.render(claims, REGIMES, given, rows, len(SEEDS))
 
 
+def given_words(found: list[Finding], **words: Word) -> list[Finding]:
+    """The findings with these verdicts, by the number of the claim (c9)."""
+    return [replace(one, word=words.get(f"c{one.claim.number}", one.word)) if one.decides else one for one in found]
+
+
+def test_the_page_says_how_many_questions_are_decided(found: list[Finding], rows: dict[str, Row]) -> None:
+    """A second trial stands for its first; claims without runs count as undecided, those without deciding seeds not at
+    all; the share, its aim, and how many would need more than forty seeds are computed."""
+    first = next(claim for claim in CHOSEN if claim.number == 9)
+    claims = (*CHOSEN, first.again(99, 300, 3), replace(CHOSEN[0], number=98, fresh_seeds=0))
+    given = given_words(found, c3="reproduced", c5="inconclusive", c9="inconclusive", c17="opposite",
+                        c20="not reproduced", c34="inconclusive")  # fmt: skip
+    needed = needs(claims, REGIMES, rows)
+    made = summary.lines(claims, given, needed)
+    # 3, 17 and 20 are decided; 5 and 34 are not, and 99, in the place of 9, lacks its runs.
+    assert {line.claim.number for line in summary.questions(made)} == {3, 5, 17, 20, 34, 99}
+    wants = [AsFound(seeds, 0.01, is_at_margin=True) for seeds in (None, MOST, MOST + 1)]
+    words = summary.reach_text(made, wants)
+    assert words == (
+        "Of 6 questions within reach 3 are decided; 3 are not, 50% (the aim is at most 20%: 1): 2 inconclusive, 1 "
+        "without all runs. At the effects found, 2 of the inconclusive would need more than 40 seeds for 80% power: "
+        "inconclusive, and beyond 40 seeds."
+    )
+    assert summary.reach_text([], []) == "" and "At the effects" not in summary.reach_text(made, [])
+
+
+def test_each_inconclusive_claim_says_why(found: list[Finding], rows: dict[str, Row]) -> None:
+    """A line on both pages with its clause, seeds and hours, for those that are open and were not tried again."""
+    first = next(claim for claim in CHOSEN if claim.number == 9)
+    claims, given = (*CHOSEN, first.again(99, 300, 3)), given_words(found, c9="inconclusive", c17="inconclusive")
+    needed = needs(claims, REGIMES, rows)
+    open_ones = summary.undecided(summary.lines(claims, given, needed), given, needed)
+    assert [claim.number for claim, _ in open_ones] == [17]
+    for text in (page.markdown(claims, REGIMES, given, rows), html.render(claims, REGIMES, given, rows, len(SEEDS))):
+        for claim, need in open_ones:
+            clause = summary.undecided_row(need)[0]
+            assert f"{claim.number}. {page.title(claim)}" in text.partition("nconclusive, why")[2] and clause in text
+        assert "questions within reach" in text
+    assert summary.undecided_row(AsFound(30, 0.1, is_at_margin=False)) == ("too few seeds", "30", "3.0 h")
+    beyond = ("effect at its margin; beyond 40 seeds", "over 4096", "–")
+    assert summary.undecided_row(AsFound(None, 0.1, is_at_margin=True)) == beyond
+
+
+def test_verdicts_against_their_power_are_explained(found: list[Finding], rows: dict[str, Row]) -> None:
+    """Claims with little power that were decided all the same: those that hold apart from those that fail."""
+    wide = {
+        number: replace(need, plans=tuple((one, ResidualSpread(100.0, "a guess")) for one, _ in need.plans))
+        for number, need in needs(CHOSEN, REGIMES, rows).items()
+    }
+    needed = wide | {number: need for number, need in needs(CHOSEN, REGIMES, rows).items() if number not in (9, 17)}
+    given = given_words(found, c9="reproduced", c17="not reproduced", c3="reproduced")
+    words = summary.low_power_text(summary.lines(CHOSEN, given, needed), needed)
+    held, _, failed = words.partition("Below 70%, and yet reproduced")[2].partition("Below 70%, and decided")
+    assert held.endswith("by luck: 9. ") and failed.endswith("nothing: 17.")
+    open_ones = [replace(one, word="inconclusive") if one.decides else one for one in found]
+    assert summary.low_power_text(summary.lines(CHOSEN, open_ones, needed), needed) == ""
+
+
+def test_all_verdicts_are_on_one_screen(found: list[Finding], rows: dict[str, Row], text: str) -> None:
+    """The page begins with a row per state that names each claim once; the HTML has the claims in two halves."""
+    made = summary.lines(CHOSEN, found, needs(CHOSEN, REGIMES, rows))
+    table = page.overview(made)
+    named = [name for _, names in table for name in names.split("; ")]
+    assert sorted(named) == sorted(f"{claim.number} {page.title(claim)}" for claim in CHOSEN)
+    assert [int(state.split(" ")[0]) for state, _ in table] == [len(names.split("; ")) for _, names in table]
+    halves = [len(half) for half in html._halves(made)]
+    assert halves == [3, 3] and html._halves(made[:1]) == [made[:1]] and html._halves([]) == []
+    assert text.count('class="n seeds"') == len([line for line in made if line.state != summary.OUT_OF_REACH])
+
+
+def test_the_list_has_the_pages_words_and_says_what_is_left(found: list[Finding], rows: dict[str, Row]) -> None:
+    """`tried again` as on the page, whichever claims are listed; where only runs of pictures or exploratory seeds are
+    missing, the number of those that decide is said."""
+    first = next(claim for claim in CHOSEN if claim.number == 9)
+    claims = (*CHOSEN, first.again(99, 300, 3))
+    given = given_words(found, c9="inconclusive")
+    wanted = command.Wanted((first,), REGIMES, len(SEEDS), smoke=False)
+    (line,) = command._listed(wanted, rows, given, claims).splitlines()[2:]
+    assert line.endswith("| tried again |")
+    (line,) = command._listed(wanted, rows, given, (first,)).splitlines()[2:]
+    assert line.endswith("| inconclusive |")
+    some = next(one for one in CHOSEN if one.home in {"paper"} and len(one.regimes) > 1)
+    deciding = {key(REGIMES[0], arm, seed) for arm in some.arms if not some.is_drawn_alone(arm)
+                for seed in some.deciding(len(SEEDS))}  # fmt: skip
+    listed = command.Wanted((some,), REGIMES, len(SEEDS), smoke=False)
+    (line,) = command._listed(listed, {name: rows[name] for name in deciding}, given, claims).splitlines()[2:]
+    assert f"(all {len(deciding)} that decide) |" in line
+    fewer = {name: rows[name] for name in list(deciding)[1:]}
+    assert "that decide" not in command._listed(listed, fewer, given, claims)
+
+
 def test_a_line_counts_its_predictions_by_their_own_tests(found: list[Finding], rows: dict[str, Row]) -> None:
     """As many as the claim has, in the readings of its table; none while runs are missing."""
     deciding = {one.claim.number: one for one in found if one.decides}
@@ -135,11 +227,13 @@ def test_what_explores_is_said_so(found: list[Finding], text: str) -> None:
 def test_out_of_reach_is_apart_with_its_cost(rows: dict[str, Row]) -> None:
     """A claim that needs more than forty seeds and asks for none has no line among the verdicts, but its cost."""
     claim = next(claim for claim in CLAIMS if claim.number == 18)
-    one, cells = next(iter(rows.values())), [(arm, seed) for arm in claim.arms for seed in range(12)]
+    one = next(iter(rows.values()))
+    cells = [(place, arm, seed) for place, arm in enumerate(claim.arms) for seed in range(12)]
+    # The arms' times are out of step, so that seeds do not matter.
     extra = {
         key(REGIMES[0], arm, seed): one
-        | {"arm": arm.name, "seed": seed, "last_step": 400, "cpu_seconds": 9.0 + 9 * (seed % 3)}
-        for arm, seed in cells
+        | {"arm": arm.name, "seed": seed, "last_step": 400, "cpu_seconds": 9.0 + 9 * ((seed + place) % 3)}
+        for place, arm, seed in cells
     }
     need = needs([claim], REGIMES, extra)[18]
     assert need.is_out_of_reach and need.seeds is not None and need.seeds > 40

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from sandbox.claims import REGIMES
+from sandbox.ledger import page
 from sandbox.ledger.cells import key
 from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
 from sandbox.ledger.power import (
@@ -18,6 +19,7 @@ from sandbox.ledger.power import (
     MOST,
     POWER,
     SEARCHED,
+    as_found,
     assumed_text,
     level_of,
     needs,
@@ -25,6 +27,7 @@ from sandbox.ledger.power import (
     seeds_needed,
 )
 from sandbox.ledger.spreads import Spreads
+from sandbox.ledger.verdicts import findings
 
 HOME, OTHER = REGIMES[:2]
 ONE, TWO = (Arm(f"arm{i}", (("num_steps", str(40 + i)),)) for i in range(2))
@@ -46,14 +49,17 @@ def claim(*predictions: Prediction, **fields: Any) -> Claim:
 def rows(
     regime: Any, sd: float, seeds: int, arms: tuple[Arm, ...] = (ONE, TWO), seconds: float = 36.0
 ) -> dict[str, Any]:
-    """Rows whose arms have this very SD."""
+    """Rows whose arms have this very SD; the seeds of different arms are in different orders, so that they do not
+    matter."""
     ramp = np.linspace(-1.0, 1.0, seeds)
     values = sd * ramp / ramp.std(ddof=1)
+    orders = [np.random.default_rng(place).permutation(seeds) for place in range(len(arms))]
     return {
         key(regime, arm, seed): {
-            "x": 1.0 + float(values[seed]), "regime": regime.name, "arm": arm.name, "seed": seed, "seconds": seconds,
+            "x": 1.0 + float(values[order[seed]]), "regime": regime.name, "arm": arm.name, "seed": seed,
+            "seconds": seconds,
         }
-        for arm in arms
+        for arm, order in zip(arms, orders, strict=True)
         for seed in range(seeds)
     }  # fmt: skip
 
@@ -119,7 +125,7 @@ def test_a_spread_is_the_claims_own_then_its_homes_then_the_worst() -> None:
     ledger, one = [claim(said()), others], said()
     own = rows(HOME, 0.02, 7)
     home, far = rows(HOME, 0.04, 12, (strange,)), rows(OTHER, 0.3, 8) | rows(REGIMES[2], 0.2, 8)
-    found = [Spreads(ledger, REGIMES, r).of(one, HOME.name) for r in (own | home | far, home | far, far, {})]
+    found = [Spreads(ledger, REGIMES, r).of(one, ledger[0]) for r in (own | home | far, home | far, far, {})]
     assert [spread.of for spread in found] == ["own arms", HOME.name, OTHER.name, "unknown"]
     assert [spread.sd for spread in found[:3]] == pytest.approx([0.02, 0.04, 0.3])
     assert seeds_needed(one, found[3].sd, LEVEL) is None
@@ -178,3 +184,122 @@ def test_a_planned_effect_stands_for_twice_the_margin() -> None:
 def test_a_plan_within_the_margin_is_refused(expected: str, margin: float, planned: float, scale: str) -> None:
     with pytest.raises(ValueError, match="planned: expected an effect beyond the margin"):
         said(expected, margin, planned=planned, scale=scale)
+
+
+def test_where_seeds_matter_the_spread_is_that_of_the_pairs() -> None:
+    """Arms that share what a seed does to them are compared within it: a smaller SD, and one degree of freedom a seed;
+    not where an effect is in units of an arm's SD, nor with fewer than eleven seeds."""
+    draws, one = np.random.default_rng(4), said(margin=0.05)
+    shared, own = draws.normal(0.0, 0.1, 16), draws.normal(0.0, 0.02, (2, 16))
+    kept = {
+        key(HOME, arm, seed): {
+            "x": shared[seed] + own[place, seed], "regime": HOME.name, "arm": arm.name, "seed": seed, "seconds": 36.0,
+        }
+        for place, arm in enumerate((ONE, TWO)) for seed in range(16)
+    }  # fmt: skip
+    found = Spreads([claim(one)], REGIMES, kept).of(one, claim(one))
+    assert found.is_paired and found.of == "own arms, paired"
+    assert found.sd == pytest.approx((own[0] - own[1]).std(ddof=1))
+    seeds = seeds_needed(one, found.sd, LEVEL, is_paired=True)
+    assert seeds is not None
+    quantile = stats.t.isf(LEVEL, seeds - 1)
+    expected = stats.nct.sf(quantile, seeds - 1, 0.05 / found.sd * math.sqrt(seeds))
+    assert power(one, found.sd, seeds, LEVEL, is_paired=True) == pytest.approx(expected) and expected >= POWER
+    assert needs([claim(one)], REGIMES, kept)[1].seeds < needs([claim(one)], REGIMES, rows(HOME, 0.1, 16))[1].seeds
+    in_sds, few = said("less", 0.0), {name: row for name, row in kept.items() if row["seed"] < 10}
+    assert not Spreads([claim(in_sds)], REGIMES, kept).of(in_sds, claim(in_sds)).is_paired
+    assert not Spreads([claim(one)], REGIMES, few).of(one, claim(one)).is_paired
+
+
+def test_a_second_trial_is_planned_at_what_the_first_one_found() -> None:
+    """Its power is that at the effects it names, by place; predictions, and so verdicts, are those of the first."""
+    kept = rows(HOME, 0.05, 12)
+    first = claim(said(planned=0.15), said("at_most", 0.1), fresh_seeds=8)
+    again = first.again(2, 300, 30, planned={0: 0.084, 1: -0.04})
+    assert again.predictions == first.predictions and (first.as_planned, first.planned) == (first.predictions, {})
+    assert [one.planned for one in again.as_planned] == [0.084, -0.04]
+    need = needs([first, again], REGIMES, kept)[2]
+    assert need.limiting.planned == 0.084
+    assert need.power(30) == pytest.approx(power(said(planned=0.084), 0.05, 30, level_of(2)))
+    # R3 may cost at most a margin: the plan is a gain, so the distance is the margin and the gain together.
+    gain, twice = said("at_most", 0.1, planned=-0.04), said("more", 0.14)
+    assert power(gain, 0.1, 20, LEVEL) == pytest.approx(power(twice, 0.1, 20, LEVEL))
+    equal, apart = said("at_most", 0.25, EVENT), said("at_most", 0.25, EVENT, planned=-0.5)
+    assert power(apart, 0.5, 20, LEVEL) > power(equal, 0.5, 20, LEVEL)
+    assert power(equal, 0.5, 20, LEVEL) > power(replace(equal, planned=0.2), 0.5, 20, LEVEL)
+    with pytest.raises(ValueError, match="planned: expected a place below 2, got 2"):
+        first.again(2, 300, 30, planned={2: 0.5})
+    with pytest.raises(ValueError, match="planned: expected an effect beyond the margin"):
+        first.again(2, 300, 30, planned={0: 0.05})
+
+
+def test_a_claim_with_deciding_seeds_is_not_called_out_of_reach() -> None:
+    """It has its runs, or will: the seeds that it needs are a number like any other."""
+    kept = rows(HOME, 0.05, 12)
+    words = [page.power_row(needs([claim(said(margin=0.005), **fields)], REGIMES, kept)[1])[4]
+             for fields in ({}, {"fresh_seeds": 8})]  # fmt: skip
+    assert words[0] == f"{words[1]} (out of reach)" and int(words[1]) > MOST
+
+
+def looked_back(columns: dict[Arm, np.ndarray[Any, Any]], *predictions: Prediction) -> Any:
+    """The needs of a claim on these numbers of its arms at the effects found, and its finding."""
+    seeds = len(next(iter(columns.values())))
+    own = claim(*predictions, fresh_seeds=seeds)
+    kept = {
+        key(HOME, arm, FRESH + seed): {
+            "x": float(value), "regime": HOME.name, "arm": arm.name, "seed": FRESH + seed, "seconds": 36.0,
+        }
+        for arm, values in columns.items() for seed, value in enumerate(values)
+    }  # fmt: skip
+    (one,) = (one for one in findings([own], REGIMES, kept) if one.decides)
+    return as_found(one, needs([own], REGIMES, kept)[1]), one
+
+
+def test_what_a_claim_lacks_is_seeds_or_a_distance_from_its_margin() -> None:
+    """The seeds that the found effect needs are those of its own test; within a standard error of the margin, or on
+    its other side, no plan for the other side counts."""
+    order = np.random.default_rng(1).permutation(12)
+    ramp = np.linspace(-1.0, 1.0, 12)
+    noise = 0.05 * ramp / ramp.std(ddof=1)
+    near, far = said("more", 0.05), said("more", 0.02)
+
+    found, one = looked_back({ONE: 0.08 + noise, TWO: noise[order]}, near)
+    assert one.outcomes[0].effect.test == "Welch" and one.outcomes[0].effect.mean == pytest.approx(0.08)
+    plan = seeds_needed(replace(near, planned=0.08), 0.05, level_of(1))
+    assert found.seeds == pytest.approx(plan, abs=1) and not found.is_at_margin
+    assert found.hours == pytest.approx(found.seeds * 2 * 36.0 / 3600) and found.is_beyond == (found.seeds > MOST)
+
+    found, _ = looked_back({ONE: 0.06 + noise, TWO: noise[order]}, near)
+    assert found.is_at_margin and found.is_beyond
+    found, _ = looked_back({ONE: 0.05 + noise, TWO: noise[order]}, near)
+    assert found.is_at_margin and found.seeds is None and math.isnan(found.hours)
+
+    # One of two is on the wrong side: it must be found to fail, at half of the level, whatever the other needs.
+    found, one = looked_back({ONE: 0.03 + noise, TWO: noise[order]}, near, far)
+    assert [outcome.p[0] > 0.5 for outcome in one.outcomes] == [True, False]
+    plan = seeds_needed(said("at_most", 0.05, planned=0.03), 0.05, level_of(1) / 2)
+    assert found.seeds == pytest.approx(plan, abs=1)
+
+
+def test_looking_back_uses_the_test_of_each_kind() -> None:
+    """Events by the exact test, log-rank by its statistic; `same` needs both of its sides, or either to fail."""
+    events = np.array([1.0] * 9 + [0.0] * 3), np.array([1.0] * 3 + [0.0] * 9)
+    found, _ = looked_back({ONE: events[0], TWO: events[1]}, said("more", 0.25, EVENT))
+    plan = seeds_needed(said("more", 0.25, EVENT, planned=0.5), 0.5, level_of(1))
+    assert found.seeds is not None and plan is not None and abs(found.seeds - plan) <= 2
+    found, _ = looked_back({ONE: events[0]}, said("more", 0.0, EVENT, control=0.5))
+    share = np.array([stats.binom.sf(stats.binom.isf(level_of(1), n, 0.5), n, 0.75) for n in range(5, 60)])
+    assert share[found.seeds - 5] >= POWER > share[found.seeds - 6]
+
+    draws = np.random.default_rng(2)
+    times = np.minimum(1.0, draws.exponential(0.6, 12)), np.minimum(1.0, draws.exponential(1.5, 12))
+    found, one = looked_back({ONE: times[0], TWO: times[1]}, said("less", 0.0, TIME))
+    wanted = stats.norm.isf(level_of(1)) + stats.norm.ppf(POWER)
+    assert found.seeds == math.ceil(12 * (wanted / stats.norm.isf(one.outcomes[0].p[0])) ** 2)
+
+    order, ramp = np.random.default_rng(1).permutation(12), np.linspace(-0.08, 0.08, 12)
+    inside, _ = looked_back({ONE: 0.02 + ramp, TWO: ramp[order]}, said("same", 0.06))
+    at_most, _ = looked_back({ONE: 0.02 + ramp, TWO: ramp[order]}, said("at_most", 0.06))
+    outside, _ = looked_back({ONE: 0.10 + ramp, TWO: ramp[order]}, said("same", 0.06))
+    more, _ = looked_back({ONE: 0.10 + ramp, TWO: ramp[order]}, said("more", 0.06))
+    assert inside.seeds >= at_most.seeds and outside.seeds > more.seeds
