@@ -24,7 +24,7 @@ Runs with different remedies drift to different states. Here each remedy starts 
 an exact engine. The gradient of its objective is compared with the exact policy gradient at the state. The *bias* is
 the tangent of the angle between its mean and the exact one, corrected for noise; the *variance* is that of one
 mini-batch, over the squared length of the mean along the exact gradient. Neither depends on N. The last columns have
-pi's accuracy after 64 updates. All are means over the states, with 95% intervals (claim 43).
+pi's accuracy after 64 updates. Means over the states, with 95% intervals (claim 43).
 """
 
 

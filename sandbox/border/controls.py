@@ -59,12 +59,12 @@ def _answer(grpo: pd.DataFrame) -> str:
 
     parts = [f"Not routing alone: without its noise {told(ending, 'none')} collapse."] if ending else []
     parts += [f"Not any gap: only {told(sparing, 'none')} do."] if sparing else []
-    for remedy, words in (("R3", "R3"), ("tis", "the weight")):
+    for remedy, words in (("R3", "R3"), ("tis", "The weight")):
         found = [summary(grpo, N=N, gap=gap, remedy=remedy) for gap in ending]
         shares = [one["collapsed"] for one in found if one is not None]
         if shares:
             verb = "prevents it" if max(shares) < 0.5 else "does not prevent it"
-            parts.append(f"Where a control ends training, {words} {verb} ({told(ending, remedy)}).")
+            parts.append(f"{words} {verb} there ({told(ending, remedy)}).")
     return paragraph(*parts)
 
 

@@ -22,7 +22,7 @@ NEARLY = 0.1
 
 SIDES = """## GRPO, MiniRL and GSPO
 
-All at router noise 0.5: collapsed runs, and the mean accuracy over the run. MiniRL's own weight is part of it.
+At router noise 0.5: collapsed runs and the mean accuracy over the run. MiniRL's own weight is part of it.
 """
 
 CLIPPING = """## Clipping

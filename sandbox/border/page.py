@@ -48,11 +48,11 @@ INTRO = """# Where training breaks
 
 One engine samples the responses, another trains on them. How far apart may the two be before training breaks, and
 on what does that depend? This page answers with {num_runs} runs of a small Mixture of Experts on Countdown, over
-{num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each. Two dials are varied.
+{num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each.
 The *gap* is the k3 estimate of KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of
 updates per rollout. The remedies are token TIS (a truncated token weight) and the modes of
-[routing replay](concepts.md#routing-replay). The design and its predictions were written before the runs that decide
-them ([decision 8](decisions/0008-border-study.md)). More numbers are in [tables](border-tables.md).
+[routing replay](concepts.md#routing-replay). Design and predictions were written before the deciding runs
+([decision 8](decisions/0008-border-study.md)). More numbers are in [tables](border-tables.md).
 """
 
 PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
@@ -81,9 +81,9 @@ A claim stands on all its predictions together ([each of them](border-tables.md#
 LIMITS = """## What this does not say
 
 - One shape of model. The map is one task, responses of some {length} tokens, one learning rate ({rate}).
-- A longer sum is also harder, as each of its tokens must be right.
+- Longer sums are also harder: each token must be right.
 - The fits and the map are exploratory; the [predictions](border-tables.md#predictions-and-results) have the decisions.
-- 400 updates say nothing about a gap that needs thousands of updates to do harm.
+- 400 updates say nothing about a gap that needs thousands to do harm.
 """
 
 

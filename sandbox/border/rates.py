@@ -75,7 +75,7 @@ def markdown(unaided: pd.DataFrame, slowed: pd.DataFrame) -> str:
         f"With the rate as a factor the number expects {asked[0]:.1f}, with its square {asked[1]:.1f}; a power below "
         f"{number(least_power(unaided, slowed))} is refuted at {LEVEL:.0%}.",
         f"The deviance explained, of the runs at both rates: {fits}.",
-        "These are two rates, and all runs make 400 updates, so that the slower ones also go less far.",
+        "With 400 updates each, the slower runs also go less far.",
     )
 
 
