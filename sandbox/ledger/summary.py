@@ -121,13 +121,16 @@ def reach_text(made: Sequence[ClaimLine], needs: Sequence[AsFound]) -> str:
         return ""
     counts = Counter("decided" if line.state in DECIDED else line.state for line in asked)
     left = len(asked) - counts["decided"]
-    words = f"Of {len(asked)} questions within reach {counts['decided']} are decided"
-    words += f"; {left} are not, {left / len(asked):.0%} (the aim is at most {AIM:.0%}: {int(AIM * len(asked))}): "
-    words += f"{counts['inconclusive']} inconclusive, {counts[OPEN]} without all runs."
+    words = (
+        f"Of {len(asked)} questions within reach {counts['decided']} are decided and {left} ({left / len(asked):.0%}) "
+    )
+    words += f"are not, where the aim is at most {AIM:.0%}."
+    if counts[OPEN]:
+        words += f" Runs are missing for {counts[OPEN]} of these."
     if needs:
         words += (
-            f" At the effects found, {sum(need.is_beyond for need in needs)} of the inconclusive would need more than "
-            f"{MOST} seeds for {POWER:.0%} power: inconclusive, and beyond {MOST} seeds."
+            f" At the effects found, {sum(need.is_beyond for need in needs)} of the {len(needs)} inconclusive ones "
+            f"would need more than {MOST} seeds for {POWER:.0%} power, the most that a claim is given."
         )
     return words
 

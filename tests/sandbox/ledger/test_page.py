@@ -117,9 +117,9 @@ def test_the_page_says_how_many_questions_are_decided(found: list[Finding], rows
     wants = [AsFound(seeds, 0.01, is_at_margin=True) for seeds in (None, MOST, MOST + 1)]
     words = summary.reach_text(made, wants)
     assert words == (
-        "Of 6 questions within reach 3 are decided; 3 are not, 50% (the aim is at most 20%: 1): 2 inconclusive, 1 "
-        "without all runs. At the effects found, 2 of the inconclusive would need more than 40 seeds for 80% power: "
-        "inconclusive, and beyond 40 seeds."
+        "Of 6 questions within reach 3 are decided and 3 (50%) are not, where the aim is at most 20%. Runs are missing "
+        "for 1 of these. At the effects found, 2 of the 3 inconclusive ones would need more than 40 seeds for 80% "
+        "power, the most that a claim is given."
     )
     assert summary.reach_text([], []) == "" and "At the effects" not in summary.reach_text(made, [])
 
