@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.strategies import MODERATE, batches, policy_pairs
 from tests.theory.laws_objectives import CORRECTION_ROWS
 from tests.theory.objective_batches import Batch, approx, log_gaps, ratios, tokens_of
-from theory.objectives.corrections import CORRECTIONS, correction
+from theory.objectives.corrections import CORRECTIONS, Correction, correction
 
 NAMES = list(CORRECTIONS)
 
@@ -136,3 +136,12 @@ def test_errors_name_what_came_and_what_was_expected(name: str, params: dict, me
     """Unknown names suggest the nearest one; values out of range are shown beside the range."""
     with pytest.raises(ValueError, match=message):
         correction(name, **params)
+
+
+def test_a_weight_without_its_logarithm_is_refused() -> None:
+    """Objectives multiply weights as logarithms: a class that gives `weight` alone would weigh nothing."""
+    with pytest.raises(TypeError, match="Half: expected log_weight beside weight"):
+
+        class Half(Correction):
+            def weight(self, log_gap_BT: Tensor, is_response_BT: Tensor) -> Tensor:
+                return torch.full_like(log_gap_BT, 0.5)
