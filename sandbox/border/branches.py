@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-
-import numpy as np
-from scipy import stats
+from statistics import fmean
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border.study import paragraph
+from sandbox.border.study import interval, paragraph
 from sandbox.claims.c43_from_one_state import branch
 from sandbox.ledger.cells import Regime, key
 from sandbox.ledger.claim import Row
@@ -34,18 +31,9 @@ def found(rows: Mapping[str, Row], regime: Regime, remedy: str, n: int) -> list[
     return [row for name, row in rows.items() if row["arm"] == arm.name and key(regime, arm, row["seed"]) == name]
 
 
-def values(own: Sequence[Row], probe: str) -> np.ndarray:
+def values(own: Sequence[Row], probe: str) -> list[float]:
     """A probe of the branches that have it."""
-    return np.array([row["probes"][probe] for row in own if row["probes"].get(probe) is not None], dtype=np.float64)
-
-
-def interval(own: np.ndarray, decimals: int) -> str:
-    """The mean with its 95% Student interval; an en dash with fewer than two values."""
-    if len(own) < 2:
-        return "–"
-    half = float(stats.t.ppf(0.975, len(own) - 1)) * own.std(ddof=1) / math.sqrt(len(own))
-    mean = own.mean()
-    return f"{mean:.{decimals}f} ({mean - half:.{decimals}f} to {mean + half:.{decimals}f})"
+    return [float(row["probes"][probe]) for row in own if row["probes"].get(probe) is not None]
 
 
 def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
@@ -63,8 +51,7 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
         )  # fmt: skip
     titles = ("remedy", "bias", "cosine", "variance", *(f"after 64 updates, N = {n}" for n in DEGREES))
     bias, cosine, variance = (
-        {remedy: float(values(own, probe).mean()) for remedy, own in most.items()}
-        for probe in ("bias", "cosine", "variance")
+        {remedy: fmean(values(own, probe)) for remedy, own in most.items()} for probe in ("bias", "cosine", "variance")
     )
     # Only the numbers are computed, and the sentence takes no side: the words must hold for other rows, too.
     said = paragraph(
@@ -75,4 +62,4 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
     return f"{WORDS.format(num=len(most['none']))}\n{markdown_table(titles, lines)}\n{said}"
 
 
-__all__ = ["found", "interval", "markdown", "values"]
+__all__ = ["found", "markdown", "values"]

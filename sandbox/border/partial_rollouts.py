@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from scipy import stats
-
 from lab.markdown import markdown_table
+from sandbox.border.study import interval
 from sandbox.claims.c50_partial_rollouts_do_harm_too import DROP, NONE, R3, TIS
 from sandbox.ledger.cells import Regime, key
 from sandbox.ledger.claim import Row
@@ -37,9 +35,7 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
         own = [row for cell, row in rows.items() if row["arm"] == arm.name and cell == key(regime, arm, row["seed"])]
         if len(own) < 2:
             continue
-        areas = np.array([area(row) for row in own])
-        half = stats.t.ppf(0.975, len(own) - 1) * areas.std(ddof=1) / np.sqrt(len(own))
-        interval = f"{areas.mean():.3f} ({areas.mean() - half:.3f} to {areas.mean() + half:.3f})"
-        lines.append((name, f"{sum(collapsed(row) for row in own):.0f} of {len(own)}", interval))
+        ended = f"{sum(collapsed(row) for row in own):.0f} of {len(own)}"
+        lines.append((name, ended, interval([area(row) for row in own], 3)))
     titles = ("GRPO, N = 8, 128 extra prompts", "collapsed", "accuracy over the run")
     return f"{PARTIAL}\n{markdown_table(titles, lines)}\n" if lines else ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import pandas as pd
 
+from lab.ladder import seed_mean
 from sandbox.border.alarm import AlarmRule, choose
 from sandbox.border.fit import BorderFit, fit_all
 from sandbox.border.lengths import is_branch, is_on_sums
@@ -81,10 +82,19 @@ class BorderStudy:
         return choose(self.explored)
 
 
+def interval(values: Sequence[float], decimals: int) -> str:
+    """The mean with its 95% Student interval; an en dash with fewer than two values."""
+    if len(values) < 2:
+        return "–"
+    found = seed_mean(values)
+    low, high = found.mean - found.half_width, found.mean + found.half_width
+    return f"{found.mean:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
+
+
 def paragraph(*sentences: str) -> str:
     """The sentences as one wrapped paragraph that ends with a line break; empty ones are left out."""
     text = " ".join(one for one in sentences if one)
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n" if text else ""
 
 
-__all__ = ["BorderStudy", "paragraph"]
+__all__ = ["BorderStudy", "interval", "paragraph"]
