@@ -119,10 +119,17 @@ def remedies_at(gap: str, n: int) -> tuple[str, ...]:
     return ("none", "tis", "R3", "tis-R3") if n == 1 else tuple(REMEDIES)
 
 
+_ORDER = ("none", "R3", "tis", "tis-R3", "R2", "Pr3", "Pr2")
+
 MAP: tuple[Arm, ...] = tuple(
-    at(gap, remedy, n) for gap in ROUTER_GAPS for n in DEGREES for remedy in remedies_at(gap, n)
+    at(gap, remedy, n)
+    for gaps in (tuple(gap for gap in ROUTER_GAPS if gap != "r0"), ("r0",))
+    for remedy in _ORDER
+    for gap in gaps
+    for n in DEGREES
+    if remedy in remedies_at(gap, n)
 )
-"""All arms of the phase diagram."""
+"""All arms of the phase diagram, in the order of the queue: whole panels, and FP8 without router noise last."""
 
 DEMO: dict[str, Arm] = {
     "exact": at("exact", "none", 8), "none": at("r0.5", "none", 8), "r2": at("r0.5", "R2", 8),
