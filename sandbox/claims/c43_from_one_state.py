@@ -85,5 +85,6 @@ CLAIM = BorderClaim(
         ),
     ),
     num_seeds=20,
+    also=tuple(branch(remedy, 8) for remedy in ("R2", "tis-R3", "Pr2", "Pr3")),
     shown=("rollout_corr/k3_kl", "staleness/k3_kl", "actor/entropy"),
 )
