@@ -49,14 +49,14 @@ class _FileLogger(Logger):
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: config.yaml has them."""
+        """Does nothing: config.yaml has the hyperparameters."""
 
 
 class CsvLogger(_FileLogger):
     """csv/metrics.csv: one line per row and one column per metric, empty where a row has no such metric.
 
-    A run that continues after `first` global steps keeps the same file. Lightning's CSVLogger would begin an empty
-    one, and loses rows where the disk fills up while it adds a column.
+    A run that continues after `first` global steps keeps the same file. Lightning's CSVLogger would start an empty
+    one, and it loses rows if the disk fills up while it adds a column.
     """
 
     _name = "csv"
@@ -73,17 +73,17 @@ class CsvLogger(_FileLogger):
             self._write_all()
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Adds the row, replacing a former one of this step; after a RecordError the file is as it was."""
+        """Adds the row, replacing an earlier one of this step; after a RecordError the file is as it was."""
         assert step is not None
         # repr keeps every digit of a float64.
         row = {"step": str(step)} | {name: repr(float(value)) for name, value in metrics.items()}
         is_new, has_columns = step not in self.rows, row.keys() <= set(self.columns)
-        # Copies: the row is in both before the disk has taken it.
+        # Copies, because the row enters both before the disk has taken it.
         former = dict(self.rows), list(self.columns)
         self.rows[step] = row
         self.columns = sorted({*self.columns, *row})
         try:
-            # One appended line will do unless lines on the disk change: a new column, or a step that is there.
+            # One appended line will do unless lines on the disk change, as with a new column or a step that is there.
             if is_new and has_columns and self.path.is_file():
                 append_line(self.path, _csv_line(row.get(name, "") for name in self.columns))
             else:
@@ -100,7 +100,7 @@ class CsvLogger(_FileLogger):
 
 
 class TensorBoardLogger(_FileLogger):
-    """tensorboard/events.out.tfevents.*: one event per row, one file for each time that the run begins or continues.
+    """tensorboard/events.out.tfevents.*: one event per row, and one file each time that the run begins or continues.
 
     Lightning's TensorBoardLogger writes from a thread, which reports a full disk late, and not in one line.
     """

@@ -8,7 +8,10 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,24 @@ from lab.interrupts import kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
-"""Seconds for a connection to a cluster's address, and again for its first answer; Ray itself tries for ten minutes."""
+"""Seconds for a connection to a cluster's address, again for its first answer, and again for its answer as a Ray.
+
+Ray itself tries for ten minutes.
+"""
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """A gRPC connection's opening (RFC 9113, sec. 3.4): the preface and an empty SETTINGS frame, answered by another."""
+
+ASK = r"""
+import sys
+from ray._raylet import GcsClient
+try:
+    GcsClient(address=sys.argv[1])
+except Exception as error:
+    print(str(error).strip().partition("\n")[0])
+    sys.exit(1)
+"""
+"""Asks for the number of the cluster at an address, as Ray does when it joins one; prints why there is none."""
 
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Variables that Ray reads when it connects: no usage reports leave the machine; an actor that asks for no GPU keeps
@@ -40,8 +57,9 @@ LATE = "timed out during startup"
 
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
 
-
 LOOPBACK = "127.0.0.1"
+
+TOKEN = "where `ray start` asked for a token, RAY_AUTH_MODE=token sends it"
 
 
 @contextlib.contextmanager
@@ -57,7 +75,7 @@ def ray_session(
 
     A private one requires the token that it was started with, and listens on loopback alone; with another
     `own_address`, Ray listens on all interfaces.
-    Raises ValueError, naming `field`: within 2 CONNECT_S where there is no cluster at the address, and where a private
+    Raises ValueError, naming `field`: within 3 CONNECT_S where there is no cluster at the address, and where a private
     one did not start.
     """
     if ray.is_initialized():
@@ -73,10 +91,7 @@ def ray_session(
             with kept_handlers():  # Ray's own SIGTERM handler ends the process with exit code 15
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
-            raise ValueError(
-                f"{field}: no Ray cluster at {address}: {error} (where `ray start` asked for a token, "
-                "RAY_AUTH_MODE=token sends it)"
-            ) from None
+            raise ValueError(f"{field}: no Ray cluster at {address}: {error} ({TOKEN})") from None
         try:
             yield
         finally:
@@ -154,10 +169,12 @@ def _read_again() -> None:
 
 
 def reach(address: str, field: str) -> None:
-    """Raises ValueError, naming the field, where no gRPC server answers at the address.
+    """Raises ValueError, naming the field, within 3 CONNECT_S where no Ray cluster answers at the address.
 
-    `auto` means RAY_ADDRESS; where that is unset, Ray looks for a cluster on this machine, and no check is needed.
+    `auto` means RAY_ADDRESS; where that is unset, Ray looks for a cluster on this machine, and no check is needed. At
+    ray:// any gRPC server passes: a Ray client's server has no number of a cluster to tell.
     """
+    started = time.monotonic()
     place = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
     if place in ("auto", "local"):
         return
@@ -173,6 +190,25 @@ def reach(address: str, field: str) -> None:
     # A TLS server answers after a handshake only, so an open port must do.
     if answer[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise ValueError(f"{field}: no Ray cluster at {place}: the server there does not speak gRPC")
+    if not place.startswith("ray://") and (reason := _refusal(place, 3 * CONNECT_S - (time.monotonic() - started))):
+        raise ValueError(f"{field}: no Ray cluster at {place}: the server there {reason}")
+
+
+def _refusal(place: str, seconds: float) -> str | None:
+    """The way in which the server there fails to answer as a Ray cluster; None where it answers as one.
+
+    Asked by another process: Ray's client writes lines of its own to stderr, and may end its process.
+    """
+    # -P: a folder named ray in the working directory is not Ray.
+    command = [sys.executable, "-P", "-c", ASK, place]
+    try:
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return "does not answer as one"
+    if asked.returncode == 0:
+        return None
+    why = asked.stdout.strip()
+    return f"does not answer as one{f': {why}' if why else ''} ({TOKEN})"
 
 
 def _first_answer(host: str, port: int) -> bytes:

@@ -21,13 +21,9 @@ from lab.records import RunFolder
 from lab.run_files import RESERVED
 from lab.traces import Trace
 from theory import metrics as registry
-from theory.loop import StepResult
+from theory.loop import NonFiniteError, StepResult
 
 Scalars = dict[str, float]
-
-
-class NonFiniteError(ArithmeticError):
-    """A metric, a log-probability or a gradient that is NaN or infinite; the message names it."""
 
 
 @runtime_checkable
@@ -44,7 +40,7 @@ class RunRecorder:
 
     `decode` gives the text of tokens, so that traces can be read.
     Raises ValueError for a metric that is not registered, RecordError where the disk refuses, and NonFiniteError for a
-    metric that is NaN or infinite, after its row is written and before the trace and checkpoint.
+    metric that is NaN or infinite, after its row and trace are written and before the checkpoint.
     """
 
     def __init__(
@@ -103,16 +99,17 @@ class RunRecorder:
         try:
             _check_finite(row, result)
         except NonFiniteError:
-            self._save_trace(number, result)  # the step's tokens and log-probs are the evidence
+            self.save_trace(number, result)  # the step's tokens and log-probs are the evidence
             raise
         if number % self.config.traces.every == 0 or number == self.config.num_steps:
-            self._save_trace(number, result)
+            self.save_trace(number, result)
         self.checkpoint(number, save_checkpoint)
         # Last, so that what is shown has been written.
         if self.progress is not None:
             self.progress.show(number, row)
 
-    def _save_trace(self, number: int, result: StepResult) -> None:
+    def save_trace(self, number: int, result: StepResult) -> None:
+        """Writes the step's samples and scores, whether a trace is due or not."""
         # Without the experts, which other processes may hold: the file takes them a part at a time.
         mu, old = result.rollouts.experts, result.scores.natural
         rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -215,20 +215,12 @@ class RunFolder:
         """The newest checkpoint, or None; if it is damaged, ValueError names the file and an older whole checkpoint."""
         return checkpoints.newest(self._checkpoints(STATE), checkpoints.read_checkpoint)
 
-    def sharded_checkpoint(self, step: int, write: Callable[[Path], object], keep: int = 2) -> Path:
-        """Writes checkpoints/step-NNNNNN by `write(folder)`, which may have other processes write; prunes as above.
-
-        RecordError where `write` left no file in it.
-        """
-        with self.sharded(step, keep) as folder:
-            write(folder)
-        return self._new_checkpoint(step, keep)
-
     @contextlib.contextmanager
     def sharded(self, step: int, keep: int = 2) -> Iterator[Path]:
         """The folder of a sharded checkpoint, to be filled in the block; it counts only once the block has succeeded.
 
         It then appears whole: files are flushed to the disk, their sizes go into sharded.json, and it is renamed.
+        Prunes as above. RecordError where the block left no file in the folder.
         """
         with checkpoints.shards_written(self._new_checkpoint(step, keep), step) as folder:
             yield folder

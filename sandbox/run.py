@@ -83,6 +83,8 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             # `step` is set as a global step begins, so this is the number of the step that failed.
             number = learner.step + 1
             _record_failure(folder, number, error)
+            if error.result is not None:  # the batch of an update that failed is the evidence
+                recording.recorder.save_trace(number, error.result)
             finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}") from error
         finally:

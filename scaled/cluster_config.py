@@ -193,6 +193,9 @@ class ClusterBlock(Strict):
     num_nodes: int = Field(default=1, ge=1, description="machines, for plan and launch")
     gpus_per_node: int = Field(default=8, ge=1, description="GPUs of one machine, for plan and launch")
     gpu: str = Field(default="H100-80GB", description="GPU whose memory, FLOP/s and bandwidth `plan` uses")
+    host_gib: float | None = Field(
+        default=None, gt=0, description="CPU memory of one machine, for plan; null: its host memory is not checked"
+    )
     object_store_gib: float = Field(
         default=0.5, gt=0, description="Ray's object store per machine, where the run or its Slurm script starts Ray"
     )

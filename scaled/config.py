@@ -69,7 +69,9 @@ class RolloutBlock(Strict):
     )
     top_p: float = Field(default=1.0, description="1, no nucleus sampling: the tokens that it drops are not recorded")
     top_k: int = Field(default=0, description="0, no limit: the tokens that it drops are not recorded")
-    timeout_s: float = Field(default=600, gt=0, description="limit of a rollout; beyond it an engine counts as lost")
+    timeout_s: float = Field(
+        default=600, gt=0, description="longest wait for a piece of a rollout; beyond it an engine is lost"
+    )
     max_restarts: int = Field(default=3, ge=0, description="restarts of engines that died, over the whole run")
 
     @model_validator(mode="after")

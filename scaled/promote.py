@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.config.algorithm import AlgorithmConfig
 from lab.levels import series
-from lab.strict import ConfigError, validate
+from lab.strict import ConfigError, short, validate
 from lab.verdict import ENTROPY, KL, REWARD
 from scaled import promotion_runs
 from scaled.config import ModelBlock, ScaledRun
@@ -24,7 +24,6 @@ from scaled.promotion_checks import (
     require_same_config,
     require_sealed,
     require_stable,
-    short,
     unknown,
 )
 from scaled.promotion_rules import LEARNING_RATES, RULES, Move, value_of

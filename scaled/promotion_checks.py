@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
 from lab.levels import series
 from lab.records import RunFolder
-from lab.strict import ConfigError
-from lab.tasks.jsonl import split
-from lab.tasks.problems import ProblemsConfig
+from lab.report.differences import leaves
+from lab.strict import ConfigError, short
 from lab.traces import Trace
 from lab.verdict import Verdict
 from scaled.promotion_runs import TrialRun
@@ -51,23 +50,10 @@ def require_same_config(runs: Sequence[TrialRun]) -> None:
 
 def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     """The fields in which two configs differ, in their order: dotted name and both values."""
-    # NOT_HASHED changes no number, so that runs may differ in their folders and threads.
-    apart = ("seed", *NOT_HASHED)
-    left, right = (
-        dict(_leaves({k: v for k, v in c.model_dump(mode="json").items() if k not in apart})) for c in (a, b)
-    )
-    # Both sides: a field may be in one config only, as tasks and defects have fields of their own.
-    for field in [*left, *(field for field in right if field not in left)]:
-        if field not in left or field not in right or left[field] != right[field]:
-            yield field, left.get(field, "nothing"), right.get(field, "nothing")
-
-
-def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in block.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    for path, (mine, theirs) in leaves([one.model_dump(mode="json") for one in (a, b)]):
+        # NOT_HASHED changes no number, so that runs may differ in their folders and threads.
+        if path[0] not in ("seed", *NOT_HASHED):
+            yield ".".join(path), mine, theirs
 
 
 def require_stable(runs: Sequence[TrialRun]) -> None:
@@ -172,18 +158,9 @@ def accuracy(run: TrialRun) -> Accuracy | None:
     values = [value for _, value in series(run.metrics, "eval/accuracy")]
     if len(values) < 2:
         return None
-    block = run.config.evaluation
-    return Accuracy(values[0], values[-1], block.num_samples * min(block.max_prompts, _num_held_out(run.config)))
-
-
-def _num_held_out(config: RunConfig) -> int:
-    """The number of held-out problems of the task, or max_prompts where neither it nor a file at hand says it."""
-    task = config.task
-    if isinstance(task, ProblemsConfig):
-        # A promotion may be on another machine than its runs: their files need not be here.
-        is_here = all(Path(name).exists() for name in task.named_files)
-        return len(split(task)[1]) if is_here else config.evaluation.max_prompts
-    return getattr(task, "num_held_out", config.evaluation.max_prompts)
+    block, held_out = run.config.evaluation, run.config.task.count_held_out()
+    num_prompts = block.max_prompts if held_out is None else min(block.max_prompts, held_out)
+    return Accuracy(values[0], values[-1], block.num_samples * num_prompts)
 
 
 def require_kept_accuracy(runs: Sequence[TrialRun]) -> None:
@@ -196,9 +173,3 @@ def require_kept_accuracy(runs: Sequence[TrialRun]) -> None:
                 f"{found.first:.3f}, which is more than {STANDARD_ERRORS:g} standard errors ({found.noise:.3f} at "
                 f"{found.num_samples} samples) lower; {WAY_OUT}"
             )
-
-
-def short(value: Any) -> str:
-    """The value as JSON of at most 60 characters."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -168,9 +168,11 @@ class Session:
         try:
             with self.meter.seconds("timing_s/step"):
                 result = schedule.step(step)
-        except NonFiniteError:  # not a ProbeError, of weights that an earlier step made
+        except NonFiniteError as error:  # not a ProbeError, of weights that an earlier step made
             # The verdict reads the end of the run from this row; without it the run would only look cut short.
             self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
+            if error.result is not None:  # the batch of an update that failed is the evidence
+                recorder.save_trace(step + 1, error.result)
             self._finish(checkpoints)
             raise
         except ProbeError as error:
@@ -232,6 +234,7 @@ class Session:
             describe(config.rollout.precision),
             config.seed,
             is_predicted=self.algorithm.passes.rollout == "predicted",
+            evidence=self.folder.path / "evidence",
         )
 
     def _first_rollouts(self, rollout: RolloutGroup, version: int) -> Rollouts:

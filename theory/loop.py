@@ -28,7 +28,7 @@ from theory.contracts import (
 from theory.drift import drift_metrics
 from theory.oversampling import Backlog, first_complete
 from theory.preparation import given_advantages, prepared
-from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
+from theory.routing.features import RouterFeatures, draw_sampling_rows
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import learns
 from theory.routing.record import RoutingRecord
@@ -69,6 +69,15 @@ class StepResult:
     backlog: Backlog | None = None
 
 
+class NonFiniteError(ArithmeticError):
+    """A metric, a log-probability or a gradient that is NaN or infinite; the message names it.
+
+    `result` is that of the global step whose update raised it, with the metrics up to then; None for other errors.
+    """
+
+    result: StepResult | None = None
+
+
 @dataclass(frozen=True)
 class OldPass:
     """The result of the old pass, and the routing of the gradient passes that follow.
@@ -105,7 +114,10 @@ def global_step(
 
 
 def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: Collected, seed: int) -> StepResult:
-    """The part of a global step that trains: old pass, then N gradient passes; the engines keep their weights."""
+    """The part of a global step that trains: old pass, then N gradient passes; the engines keep their weights.
+
+    A NonFiniteError of an update carries the step's result as far as it got.
+    """
     rollouts, rewards_PG, objective = collected.rollouts, collected.rewards_PG, algorithm.objective
     old = old_pass(step, algorithm, learner, collected, seed)
     if algorithm.passes.rollout == "predicted" and old.teacher is None:
@@ -130,7 +142,11 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
             minibatch = replace(minibatch, advantages_BT=advantages_BT[chosen][:, : minibatch.logp_old_BT.shape[1]])
         # Inside the loop: these facts are about pi, which every update moves.
         minibatch, bounded = prepared(objective, algorithm.passes, learner, minibatch, old.scores, plan, chosen)
-        updates.append((minibatch, learner.update(minibatch, bounded, plan)))
+        try:
+            updates.append((minibatch, learner.update(minibatch, bounded, plan)))
+        except NonFiniteError as error:
+            error.result = StepResult(metrics, rollouts, rewards_B, old.scores, collected.backlog)
+            raise
     # The cached routes in the order in which the updates took the responses.
     order = [i for chosen in split for i in chosen]
     metrics |= update_metrics(
@@ -258,7 +274,7 @@ def feature_rows(step: int, algorithm: Algorithm, rollouts: Rollouts, seed: int)
     if rollouts.features is not None:
         return rollouts.features.feature_rows
     return draw_sampling_rows(
-        [sampling_rows(len(r.prompt.tokens), r.is_response) for r in rollouts.responses],
+        rollouts.padded().sampling_rows_B,
         algorithm.num_feature_rows(len(rollouts)),
         stream(seed, "features", step),
     )
@@ -284,9 +300,9 @@ def take(
     Features go with it only where the predictor learns from them: not on the first (Pr2 Alg. 3).
     """
     # Routes are in the pass's plan and features in the teacher, so the rollouts carry neither.
-    selected = replace(rollouts, experts=None, features=None).select(chosen)
+    selected = rollouts.without_records().select(chosen)
     # A mini-batch is padded to its own longest response, not the batch's.
-    T = max(len(r.tokens) for r in selected.responses)
+    T = selected.padded().is_response_BT.shape[1]
     teacher = old.teacher if learns(index) else None
     top_BTK = old.scores.logp_top_BTK
     return MiniBatch(

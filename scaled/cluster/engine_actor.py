@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,10 +20,23 @@ from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
 @runtime_checkable
 class ClusterEngine(Protocol):
-    """The object that an engine actor holds: a RolloutEngine that can take a share of the prompts, and score."""
+    """The object that an engine actor holds: it samples a rollout's pieces, several at a time, and scores."""
 
-    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
-        """The responses to these prompts, which the whole draw numbers from `first_response` on."""
+    @property
+    def num_unfinished(self) -> int:
+        """The responses of all pieces in flight that have not ended."""
+        ...
+
+    def begin(self, number: int, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> None:
+        """Takes a piece up: these prompts, whose responses the whole draw numbers from `first_response` on."""
+        ...
+
+    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
+        """Samples until a piece has ended, or at most `room` responses are unfinished; the pieces that have ended."""
+        ...
+
+    def give_up(self) -> None:
+        """Ends the pieces in flight without an answer."""
         ...
 
     def load_weights(self, named_tensors: NamedTensors, version: int) -> None:
@@ -33,8 +47,51 @@ class ClusterEngine(Protocol):
         """Log-probabilities of tokens 1.. of each sequence."""
         ...
 
+    def sleep(self) -> None:
+        """Frees the GPU memory of weights and cache for the ranks' turn (colocated placement)."""
+        ...
+
+    def wake(self) -> None:
+        """Takes that memory back; weights must be pushed before the next rollout."""
+        ...
+
 
 BuildEngine = Callable[[], ClusterEngine]
+
+
+class OneByOne:
+    """The pieces of an engine that samples one after the other; a subclass has `generate`, for one piece."""
+
+    generate: Callable[..., Rollouts]
+
+    @cached_property
+    def _pieces(self) -> dict[int, tuple[Sequence[Prompt], Sampling, int]]:
+        return {}
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(len(prompts) * sampling.num_responses for prompts, sampling, _ in self._pieces.values())
+
+    def begin(self, number: int, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> None:
+        self._pieces[number] = prompts, sampling, first_response
+
+    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
+        if not self._pieces:
+            return []
+        number, piece = next(iter(self._pieces.items()))
+        rollouts = self.generate(*piece)
+        del self._pieces[number]
+        return [(number, rollouts)]
+
+    def give_up(self) -> None:
+        self._pieces.clear()
+
+    # It shares no GPU with ranks.
+    def sleep(self) -> None:
+        pass
+
+    def wake(self) -> None:
+        pass
 
 
 class EngineActor(Worker):
@@ -46,9 +103,15 @@ class EngineActor(Worker):
         # Not in __init__, where Ray would report the caller's error as the actor's death.
         self.engine = build()
 
-    def generate(self, parcel: Parcel, first_response: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
-        prompts, sampling = unpack(parcel)
-        return pack_apart(self.engine.generate(prompts, sampling, first_response=first_response), num_stored)
+    def sample(self, parcel: Parcel, room: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
+        """Begins the parcel's pieces, and samples as `ClusterEngine.sample`: what has ended, and what has not."""
+        for number, *piece in unpack(parcel):
+            self.engine.begin(number, *piece)
+        ended = self.engine.sample(room)
+        return pack_apart((ended, self.engine.num_unfinished), num_stored)
+
+    def give_up(self) -> None:
+        self.engine.give_up()
 
     def load_weights(self, refs: Sequence[Any], version: int) -> None:
         # In a list, Ray passes references as they are: `tensors_of` fetches one bucket at a time.
@@ -59,11 +122,10 @@ class EngineActor(Worker):
 
     def turn(self, awake: bool) -> None:
         """Takes GPU memory back if `awake`, else gives it up for the ranks' turn (colocated placement)."""
-        engine: Any = self.engine
         if awake:
-            engine.wake()
+            self.engine.wake()
         else:
-            engine.sleep()
+            self.engine.sleep()
 
 
 def build_vllm(
@@ -78,4 +140,4 @@ def build_vllm(
         return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
 
 
-__all__ = ["BuildEngine", "ClusterEngine", "EngineActor", "build_vllm"]
+__all__ = ["BuildEngine", "ClusterEngine", "EngineActor", "OneByOne", "build_vllm"]

@@ -60,6 +60,7 @@ def rollout_group(
         places,
         partial(build_vllm, config_json, rollout, stop_token, in_graphs),
         rollout.num_engines,
+        max_num_seqs=rollout.max_num_seqs,
         timeout_s=float(rollout.timeout_s),
         max_restarts=rollout.max_restarts,
         bucket_bytes=_bucket(config),

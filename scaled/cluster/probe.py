@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from lab.files import RecordError, disk_errors
+from lab.tensor_files import write_tensors
 from scaled.config import PrecisionBlock, ProbeBlock, TrainingBlock
 from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
 from theory.loop import StepResult
@@ -31,7 +34,7 @@ CACHE_LEVELS = {"same": 0.0, "fp8": 0.25}
 
 
 class ProbeError(ArithmeticError):
-    """An engine and the trainer disagree beyond the precision's level; the message names engine and numbers.
+    """An engine and the trainer disagree beyond the precision's level; the message names engine, numbers and evidence.
 
     `step` is the global step that made the weights, where a schedule trained it and has not returned it.
     """
@@ -64,13 +67,17 @@ def allowed(block: ProbeBlock, precision: PrecisionBlock, training: TrainingBloc
 
 @dataclass
 class Probe:
-    """Scores `num_sequences` sequences of `num_tokens` tokens with every engine and with the trainer."""
+    """Scores `num_sequences` sequences of `num_tokens` tokens with every engine and with the trainer.
+
+    A failure leaves the tokens and all scores in the folder `evidence`, if one is given.
+    """
 
     block: ProbeBlock
     limit: float
     precision: str
     seed: int
     is_predicted: bool = False
+    evidence: Path | None = None
 
     def __call__(self, engines: Scorer, learner: TrainingEngine, version: int, recent: Rollouts) -> dict[str, float]:
         """The probe's metrics at weights that both have as `version`. Raises ProbeError beyond the limit, or for NaN.
@@ -93,7 +100,8 @@ class Probe:
     ) -> dict[str, float]:
         means, largest = [], 0.0
         is_sampled = torch.cat(masks)
-        for i, scores in enumerate(engines.score(sequences)):
+        scored = engines.score(sequences)
+        for i, scores in enumerate(scored):
             diff = (torch.cat(scores).double() - torch.cat(trainer).double())[is_sampled].abs()
             mean = diff.clamp(max=CAP).mean().item()
             if not mean <= self.limit:  # so that NaN fails too
@@ -101,10 +109,42 @@ class Probe:
                     f"engine {i} ({self.precision}) disagrees with the trainer after the push of version {version}: "
                     f"mean |log mu - log old|, at most {CAP:g} each, is {mean:.3g} nats per token, "
                     f"allowed {self.limit:.3g} (probe.max_mean_abs_diff)"
+                    f"{self._kept(version, sequences, is_sampled, trainer, scored)}"
                 )
             means.append(mean)
             largest = max(largest, diff.max().item())
         return {"probe/mean_abs_diff": max(means), "probe/max_abs_diff": largest}
+
+    def _kept(
+        self,
+        version: int,
+        sequences: list[list[int]],
+        is_sampled: Tensor,
+        trainer: list[Tensor],
+        engines: list[list[Tensor]],
+    ) -> str:
+        """Where tokens and scores are now, as a clause; empty without a folder for them.
+
+        `tokens` follow each other, sequence b from offsets[b] on. Of scores each sequence has one less than tokens:
+        `logp_old`, and a row of `logp_mu` per engine.
+        """
+        if self.evidence is None:
+            return ""
+        path = self.evidence / f"probe-{version:06d}.safetensors"
+        tensors = {
+            "tokens": torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32),
+            "offsets": torch.tensor([0, *map(len, sequences)]).cumsum(0),
+            "is_sampled": is_sampled,
+            "logp_old": torch.cat(trainer).float(),
+            "logp_mu": torch.stack([torch.cat(scores).float() for scores in engines]),
+        }
+        try:
+            with disk_errors(path):
+                path.parent.mkdir(exist_ok=True)
+            write_tensors(path, tensors, {"version": str(version), "engine": self.precision})
+        except RecordError as error:  # the disagreement is what must be reported
+            return f"; {error}"
+        return f"; tokens and scores are in {path}"
 
     def _sequences(self, version: int, recent: Rollouts) -> tuple[list[list[int]], list[Tensor]]:
         """The ends of some responses, prompts included, and for tokens 1.. of each whether the engine sampled them."""

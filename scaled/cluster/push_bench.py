@@ -128,7 +128,9 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
         build_rank: Any = partial(HoldingRank, num_bytes=num_bytes)
         build_engine: Any = CopyingEngine
         ranks = TrainingGroup(made, build_rank, NUM, NO_PARTS, bucket_bytes=BUCKET_BYTES)
-        engines = RolloutGroup(made, build_engine, NUM, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES)
+        engines = RolloutGroup(
+            made, build_engine, NUM, max_num_seqs=1, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES
+        )
         for number in range(rounds + 1):
             for place, (name, way) in enumerate(WAYS.items()):
                 tensors = way.sent(ranks.named_tensors())

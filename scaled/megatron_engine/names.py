@@ -105,7 +105,7 @@ class Stored:
 
 
 def stored(shape: ModelShape) -> Iterator[Stored]:
-    """Every parameter of the model as Megatron's sharded checkpoints name it; none twice, a tied head not at all."""
+    """Every parameter of the model once, as Megatron's sharded checkpoints name it; a tied head has no entry."""
     for name in _known(OUTER, shape.outer()):
         yield Stored(f"{name}.weight", None, rule(shape, name))
     for layer in range(shape.num_layers):

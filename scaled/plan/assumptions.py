@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
-from scaled.plan import compute, host_memory, in_progress, memory, passes
+from scaled.plan import compute, engine_memory, feasibility, host_memory, in_progress, memory, passes
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
@@ -36,7 +36,7 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
         )
     elif config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
-    lines.append(_object_store(config, shape, mean))
+    lines += [_cache_room(config, shape, gpu, mean), _object_store(config, shape, mean)]
     training, node = config.training, config.cluster.gpus_per_node
     filled, needed = memory.num_microbatches(config), memory.num_full_microbatches(config)
     if filled > needed:
@@ -59,6 +59,19 @@ def _training_rate(config: ScaledRun, gpu: Gpu) -> str:
     """The peak rate of the training passes, in words."""
     rate = passes.peak_tflops(config.training, gpu)
     return f"{rate:g} TFLOP/s ({'dense bf16' if rate == gpu.bf16_tflops else 'half of dense bf16, in fp32'})"
+
+
+def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean: int) -> str:
+    """The sequences that an engine's cache has room for, beside those that it may decode together."""
+    budget, longest = feasibility.rollout_budget(config, gpu), config.rollout.max_model_len
+    of_mean, of_longest = (
+        max(0, engine_memory.sequences_that_fit(config, shape, budget, num)) for num in (mean, longest)
+    )
+    return (
+        f"An engine's cache has room for {of_mean:,} sequences of {mean:,} tokens, the mean, or {of_longest:,} of "
+        f"{longest:,}; rollout.max_num_seqs is {config.rollout.max_num_seqs:,}. A value beyond the room only preempts: "
+        "vLLM drops the cache of some sequences and computes it again later, which the time does not count."
+    )
 
 
 def _object_store(config: ScaledRun, shape: ModelShape, mean: int) -> str:

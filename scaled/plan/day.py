@@ -13,7 +13,8 @@ class Chance:
     gpu_hours_per_failure: mean GPU hours between two failures; Llama 3 (arXiv 2407.21783) sec. 3.3.4 had 419 in 54 days
     on 16,384 GPUs. restart_s: until ranks continue from their checkpoint; engine_restart_s: until a lost engine
     samples again. slow_std: standard deviation of the logarithm of an engine's time in a rollout. save_gb_s: GB/s of a
-    checkpoint. is_length_drawn: whether lengths are drawn; else every sequence has the mean.
+    checkpoint. is_length_drawn: whether lengths are drawn; else every sequence has the mean. has_fixed_shares: whether
+    each engine has its share of the prompts from the start; else it gets the next ones as it has room.
     """
 
     gpu_hours_per_failure: float = 54 * 24 * 16_384 / 419
@@ -22,6 +23,7 @@ class Chance:
     slow_std: float = 0.05
     save_gb_s: float = 2.0
     is_length_drawn: bool = True
+    has_fixed_shares: bool = False
 
 
 @dataclass(frozen=True)

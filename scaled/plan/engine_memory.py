@@ -31,6 +31,20 @@ def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     return Memory("rollout GPU", parts)
 
 
+def sequences_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, num_tokens: int) -> int:
+    """The largest `max_num_seqs` of sequences of `num_tokens` tokens that fit into these bytes; below 1 if none does.
+
+    The need is linear in the sequences, so that two values of it give the number.
+    """
+
+    def need(num_seqs: int) -> int:
+        fields = {"max_num_seqs": num_seqs, "max_model_len": num_tokens}
+        one = config.model_copy(update={"rollout": config.rollout.model_copy(update=fields)})
+        return rollout_memory(one, shape).total
+
+    return 1 + int((num_bytes - need(1)) // (need(2) - need(1)))
+
+
 def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of all weights in the format of the engines: those of a push, counted once for all engines."""
     precision = config.rollout.precision
@@ -44,4 +58,4 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
     return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
 
 
-__all__ = ["engine_weights", "rollout_memory", "sequence_kv_bytes"]
+__all__ = ["engine_weights", "rollout_memory", "sequence_kv_bytes", "sequences_that_fit"]

@@ -1,11 +1,13 @@
 """Whether a layout divides and fits; each misfit is a line with the field, both numbers and a way out.
 
-Divisors are those that Megatron-core and vLLM require; memory is `memory.py`'s count against one GPU.
+Divisors are those that Megatron-core and vLLM require; memory is `memory.py`'s count against one GPU, and
+`host_memory`'s against one machine.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.plan import engine_memory, memory
+from scaled.plan import engine_memory, host_memory, memory
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory
 from scaled.vllm_engine.quantize import check_precision
@@ -137,7 +139,7 @@ def with_fields(config: ScaledRun, block: str, **fields: Any) -> ScaledRun:
 
 
 def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0.0) -> list[str]:
-    """A line for each pool that exceeds its GPU: the need, the limit, and single changes that fit.
+    """A line for each pool that exceeds its GPU or its machine: the need, the limit, and single changes that fit.
 
     One more where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
     """
@@ -154,6 +156,8 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
         if need.total > have:
             ways = _ways(changes(config, shape, gpu), memory_of, budget, shape, gpu)
             lines.append(_misfit(block, need, have, gpu, config, ways))
+    if (line := host_misfit(config, shape, gpu)) is not None:
+        lines.append(line)
     if rollout_s > config.rollout.timeout_s:
         lines.append(
             f"rollout.timeout_s: expected more than the rollout's estimated {rollout_s:.0f} s, got "
@@ -162,17 +166,61 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
     return lines
 
 
+def host_misfit(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> str | None:
+    """The same line for the CPU memory of a machine; None where it fits, or where cluster.host_gib is null."""
+    if config.cluster.host_gib is None:
+        return None
+    need = host_memory.peak_host_memory(config, shape)
+    if need.total <= host_budget(config, gpu):
+        return None
+    ways = _ways(host_changes(config, shape, gpu), host_memory.peak_host_memory, host_budget, shape, gpu)
+    return (
+        f"cluster.host_gib: expected at least {need.total / GIB:.1f} GiB for {need.where}, of which "
+        f"{_largest(need)}, got {config.cluster.host_gib:g}; {_way_out(ways, 'take larger machines')}"
+    )
+
+
+def host_budget(config: ScaledRun, gpu: Gpu) -> float:
+    """Bytes of a machine's CPU memory, of any size where the config states none."""
+    return math.inf if config.cluster.host_gib is None else config.cluster.host_gib * GIB
+
+
+def host_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+    """Configs that differ in one field, whose update fits a GPU, for less CPU memory of the machine that has most."""
+    for change, one in _host_changes(config, shape):
+        if memory.peak_training_memory(one, shape).total <= training_budget(one, gpu):
+            yield change, one
+
+
+def _host_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, ScaledRun]]:
+    if config.schedule.steps_off > 1:
+        for value in range(config.schedule.steps_off - 1, 0, -1):
+            yield from _changed(config, shape, "schedule", steps_off=value)
+    for field in ("expert_parallel", "pipeline_parallel", "tensor_parallel"):
+        for factor in (2, 4, 8):
+            yield from _changed(config, shape, "training", **{field: getattr(config.training, field) * factor})
+    if config.training.distributed_optimizer:
+        yield from _changed(config, shape, "training", distributed_optimizer=False)
+
+
 def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, ways: list[str]) -> str:
     place = "" if block == "training" and (config.takes_turns or config.cluster.placement == "separate") else (
         f" at rollout.gpu_memory_utilization {config.rollout.gpu_memory_utilization:g}"
         f" ({config.cluster.placement})"
     )  # fmt: skip
-    largest = max(need.parts, key=lambda part: need.parts[part])
-    way = f"fits with {', or '.join(ways)}" if ways else "no single change fits: take a larger GPU, or change several"
     return (
         f"{block}: expected at most {have / GIB:.1f} GiB of {gpu.name}'s {gpu.memory_gib:g}{place}, got "
-        f"{need.total / GIB:.1f}, of which {need.parts[largest] / GIB:.1f} are {largest}; {way}"
+        f"{need.total / GIB:.1f}, of which {_largest(need)}; {_way_out(ways, 'take a larger GPU')}"
     )
+
+
+def _largest(need: Memory) -> str:
+    largest = max(need.parts, key=lambda part: need.parts[part])
+    return f"{need.parts[largest] / GIB:.1f} are {largest}"
+
+
+def _way_out(ways: list[str], last: str) -> str:
+    return f"fits with {', or '.join(ways)}" if ways else f"no single change fits: {last}, or change several"
 
 
 def _ways(
@@ -255,5 +303,12 @@ def _changed(config: ScaledRun, shape: ModelShape, block: str, **fields: Any) ->
         check_places(changed)
     except (pydantic.ValidationError, ConfigError):
         return
-    shown = (f"[{', '.join(value)}]" if isinstance(value, tuple) else value for value in fields.values())
+    shown = (_shown(value) for value in fields.values())
     yield " and ".join(f"{block}.{field} {value}" for field, value in zip(fields, shown, strict=True)), changed
+
+
+def _shown(value: Any) -> Any:
+    """A field's value as YAML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(value)}]" if isinstance(value, tuple) else value

@@ -1,15 +1,25 @@
 """CPU memory of one machine in a global step, in bytes, and the part of it that lies in Ray's object store.
 
 memory.py has the memory of the GPUs.
+
+A checkpoint of sharded optimizer states (`training.distributed_optimizer`) is written by few ranks, as
+`megatron_engine.optimizer_states` asks for Megatron-core's `fully_reshardable` format, gathered over gloo (0.16.1,
+optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable and get_parameter_state_dp_zero). In each pipeline
+stage the first TP ranks gather the states of their dense weights, and the first EP x ETP ranks those of their experts:
+these are neighbours, mostly on one machine. To load, every rank makes room for the whole states of its own weights.
+tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python, torch, CUDA: some GiB each)
+is not counted.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lab.hf import ModelShape
-from scaled.config import ScaledRun
+from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import engine_memory, in_progress, payloads
-from scaled.plan.memory import Memory
-from scaled.plan.parameters import CHECKPOINT_BYTES, ELEMENT_BYTES, most_optimizer_bytes
+from scaled.plan.memory import GIB, Memory
+from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters, stage_layers
 
 STORED = (
     "router logits that are compared", "routing records", "router features", "router scores of old and pi",
@@ -17,15 +27,21 @@ STORED = (
 )  # fmt: skip
 """The parts of host memory that lie in the object store."""
 
+LAST_PUSH = "the weights of the last push"
+"""Weights in the object store, which an engine's replacement loads."""
+
+GATHERED = 12
+"""Bytes per weight of gathered optimizer states, in every precision: master and two moments, each in fp32."""
+
 
 def stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
     """Bytes in one machine's object store at a push, by name: those of the step, and the weights that engines load.
 
     Sequences have `num_tokens` tokens on average, by default full length.
     """
-    parts = host_memory(config, shape, num_tokens).parts
+    parts = _of_step(config, shape, num_tokens)
     found = {name: parts[name] for name in STORED if name in parts}
-    return found | {"the weights of the last push": engine_memory.engine_weights(config, shape)}
+    return found | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
 
 
 def stored_routes(config: ScaledRun, shape: ModelShape, num_tokens: int) -> int:
@@ -46,9 +62,10 @@ def stored_routes(config: ScaledRun, shape: ModelShape, num_tokens: int) -> int:
 
 
 def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> Memory:
-    """CPU memory of every machine for one global step whose sequences have `num_tokens` tokens on average.
+    """CPU memory of a machine for one global step whose sequences have `num_tokens` tokens on average.
 
-    By default that is the worst case, rollout.max_model_len.
+    By default that is the worst case, rollout.max_model_len. Parts of a checkpoint are those of the machine that has
+    most of it (`saving`), all others those of every machine.
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
@@ -56,6 +73,10 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
     logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
     ranks that made them, and so do pi's router scores.
     """
+    return Memory("host", _of_step(config, shape, num_tokens) | saving(config, shape))
+
+
+def _of_step(config: ScaledRun, shape: ModelShape, num_tokens: int | None) -> dict[str, int]:
     algorithm, parts = config.algorithm.build(), {}
     responses = algorithm.num_prompts * algorithm.num_responses
     length = config.rollout.max_model_len if num_tokens is None else num_tokens
@@ -85,6 +106,133 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
     if "optimizer" in (config.training.offload or ()):
         num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
         parts["optimizer states while engines are awake"] = num_ranks * most_optimizer_bytes(shape, config.training)
+    return parts
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Weights of a rank whose optimizer states lie in buffers of their own, with the ranks that share them.
+
+    `is_writer`: the rank is the first of those, which gathers and writes.
+    """
+
+    num_weights: int
+    num_sharers: int
+    is_writer: bool
+
+
+def _parts_of_ranks(shape: ModelShape, training: TrainingBlock) -> list[list[_Part]]:
+    """Each rank's parts in the order in which they are gathered: dense weights, then experts, apart where EP is above 1
+    (as Megatron's `allreduce` mark of a weight says)."""
+    ranks = training.num_ranks // training.pipeline_parallel
+    tp, experts = training.tensor_parallel, training.expert_parallel * training.expert_tensor_parallel
+    found = []
+    # Stages are the slowest index of a rank's number, and TP, or ETP and then EP, the quickest.
+    for stage in range(training.pipeline_parallel):
+        own = rank_parameters(shape, training, stage)
+        for place in range(ranks):
+            if training.expert_parallel == 1:
+                found.append([_Part(own.total, training.num_replicas, place < tp)])
+            else:
+                dense = _Part(own.dense, training.num_replicas, place < tp)
+                found.append([dense, _Part(own.experts, ranks // experts, place < experts)])
+    return found
+
+
+def saving(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """Bytes of one checkpoint on the machine that has most of it, by name; none where it is written from the GPUs.
+
+    Gathered are 12 bytes per weight. Meanwhile each rank has a copy of its own shard, and one that gathers 12 bytes per
+    weight more: pieces of one tensor, pieces of the next, and the joined one; gloo lets go of a part's last pieces, 4
+    bytes per weight, during the next part. With model chunks (VPP) buffers are smaller, so that this is an upper bound.
+    Asynchronously, copies of states and weights take the gathered ones' place, until they are written.
+    """
+    training, ranks = config.training, _parts_of_ranks(shape, config.training)
+
+    def written(each: int) -> int:
+        return _most(config, [sum(each * part.num_weights * part.is_writer for part in parts) for parts in ranks])
+
+    found: dict[str, int] = {}
     if config.checkpoint.asynchronous:
-        parts["copy of a checkpoint that is being written"] = -(-CHECKPOINT_BYTES * shape.num_parameters // machines)
-    return Memory("host", parts)
+        # Weights in fp32 are their own masters where states are not sharded.
+        is_apart = training.distributed_optimizer or training.precision == "bf16"
+        each = ELEMENT_BYTES[training.precision] + (GATHERED if is_apart else 8)
+        found["copy of a checkpoint that is being written"] = written(each)
+    elif training.distributed_optimizer:
+        found["optimizer states gathered for a checkpoint"] = written(GATHERED)
+    if training.distributed_optimizer:
+        peak = max(_most(config, [_at_peak(parts, n) for parts in ranks]) for n in range(len(ranks[0])))
+        found["buffers while states are gathered"] = max(0, peak - sum(found.values()))
+    return found
+
+
+def _at_peak(parts: list[_Part], number: int) -> int:
+    """Bytes of a rank while the states of its part `number` are gathered, those before it included."""
+    *before, part = parts[: number + 1]
+    held = sum((GATHERED + 4) * one.num_weights * one.is_writer for one in before)
+    return held + GATHERED * part.num_weights // part.num_sharers + 2 * GATHERED * part.num_weights * part.is_writer
+
+
+def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """CPU memory of a machine while its ranks load a checkpoint.
+
+    Every rank reads 12 bytes for each of its weights, and joins gate and up matrices anew. Then
+    `optimizer_states.load_states` asks Megatron for a second tree, a part at a time, to put what was read into: 12
+    bytes more for each weight of the larger part. Engines' weights stay in the object store, for ranks may be replaced
+    while engines live.
+    """
+    training, found = config.training, {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+    if training.distributed_optimizer:
+        ranks = [[GATHERED * part.num_weights for part in parts] for parts in _parts_of_ranks(shape, training)]
+        stages = [GATHERED * _gated(shape, training, stage) for stage in range(training.pipeline_parallel)]
+        joined = [size for size in stages for _ in range(training.num_ranks // training.pipeline_parallel)]
+        found["optimizer states that are read, whole in every rank"] = _most(config, list(map(sum, ranks)))
+        found["gate and up matrices of these, joined"] = _most(config, joined)
+        found["their second tree, a part at a time"] = _most(config, list(map(max, ranks)))
+    return Memory("loading a checkpoint", found)
+
+
+def _gated(shape: ModelShape, training: TrainingBlock, stage: int) -> int:
+    """Number of weights of a rank's gate and up matrices: two of an MLP's three."""
+    layers = stage_layers(shape, training, stage)
+    num_dense = sum(number in shape.dense_layers for number in layers)
+    dense = num_dense * 3 * shape.hidden_size * shape.dense_size
+    shared = (len(layers) - num_dense) * shape.num_shared_parameters
+    own = rank_parameters(shape, training, stage).experts + (dense + shared) // training.tensor_parallel
+    return 2 * own // 3
+
+
+def host_pools(config: ScaledRun, shape: ModelShape) -> tuple[Memory, Memory]:
+    """CPU memory of a machine in a global step, with its checkpoint and the object store, and while it loads one."""
+    step = Memory("a step and its checkpoint", host_memory(config, shape).parts | stored_bytes(config, shape))
+    return step, loading_memory(config, shape)
+
+
+def peak_host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
+    """The larger of both, `in_memory`."""
+    return max((in_memory(config, one) for one in host_pools(config, shape)), key=lambda memory: memory.total)
+
+
+def in_memory(config: ScaledRun, memory: Memory) -> Memory:
+    """The memory with at most cluster.object_store_gib in the object store, as more of it spills to disk.
+
+    The store is one part then. A cluster that runs already has a store of its own size.
+    """
+    stored = {name: size for name, size in memory.parts.items() if name in (*STORED, LAST_PUSH)}
+    room = round(config.cluster.object_store_gib * GIB)
+    if config.cluster.address is not None or sum(stored.values()) <= room:
+        return memory
+    rest = {name: size for name, size in memory.parts.items() if name not in stored}
+    return Memory(memory.where, {"a full object store": room} | rest)
+
+
+def _most(config: ScaledRun, of_ranks: list[int]) -> int:
+    """The sum over the ranks of the machine where it is largest."""
+    node = config.cluster.gpus_per_node
+    return max(sum(of_ranks[start : start + node]) for start in range(0, len(of_ranks), node))
+
+
+__all__ = [
+    "host_memory", "host_pools", "in_memory", "loading_memory", "peak_host_memory", "saving", "stored_bytes",
+    "stored_routes",
+]  # fmt: skip

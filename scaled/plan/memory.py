@@ -4,7 +4,8 @@ Activations are counted tensor by tensor, for sequences as long as `rollout.max_
 assumptions: fused attention (no S x S matrix is kept), tokens spread evenly over experts, full micro-batches. Ranks and
 engines on the same GPU take turns where the schedule is synchronous; `resident_memory` counts the memory that ranks
 keep meanwhile.
-The counting follows Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts.
+The counting follows Korthikanti et al. (arXiv 2205.05198) sec. 4, for RMSNorm, grouped queries and experts;
+tests/scaled/test_plan_activations.py measures what Megatron-core's layers save.
 
 Letters: D model width, F expert width, H heads, K slots, E experts, S tokens of a sequence, T of them sampled.
 """
@@ -36,47 +37,66 @@ class Memory:
         return sum(self.parts.values())
 
 
-def attention_activations(shape: ModelShape, b: int) -> int:
+def attention_activations(shape: ModelShape, b: int, tensor_parallel: int = 1) -> int:
     """Bytes per token that one layer's attention keeps for backward, `b` bytes per element.
 
-    Inputs of norm and projection 2 D; queries and keys before and after their norm and rotation; values; and the
-    attention's output, with its fp32 log-sum-exp (4 H bytes). MLA also keeps the latents.
+    Inputs of norm and projection 2 D; queries, keys and values as the projection makes them, in one tensor; queries and
+    keys after their norm and rotation; and the attention's output, with its fp32 log-sum-exp (4 H bytes). A norm per
+    head reads queries out of that tensor, a copy of them where a rank has several groups of them. OLMoE's norm copies
+    queries and keys, in fp32, and keeps them normed. MLA keeps the latents before and after their norm instead.
     """
-    latent, H = shape.latent_attention, shape.num_heads
+    latent, H, G = shape.latent_attention, shape.num_heads, shape.num_kv_heads
     if latent is None:
-        heads = 2 * (H + shape.num_kv_heads) + shape.num_kv_heads + H
-        return b * (2 * shape.hidden_size + heads * shape.head_dim) + 4 * H
-    # MLA expands latents into as many keys and values as there are query heads.
+        heads = (H + 2 * G) + (H + G) + H
+        if shape.qk_norm == "head" and G < H and tensor_parallel < G:
+            heads += H
+        copies = 0
+        if shape.qk_norm == "projection":
+            heads += H + G
+            copies = 4 * (H + G) * shape.head_dim
+        return b * (2 * shape.hidden_size + heads * shape.head_dim) + copies + 4 * H
+    # Latents are expanded into as many keys and values as there are query heads.
     width = latent.no_position_dim + latent.position_dim
     latents = 2 * (latent.key_value_rank + (latent.query_rank or 0)) + latent.position_dim
-    return b * (2 * shape.hidden_size + latents + H * (4 * width + 2 * latent.value_dim)) + 4 * H
+    return b * (2 * shape.hidden_size + latents + H * 2 * (width + latent.value_dim)) + 4 * H
+
+
+def rotary_activations(shape: ModelShape, b: int) -> int:
+    """Bytes per position that one layer's rotation keeps: sine and cosine for queries and for keys.
+
+    The responses of a micro-batch share them, and so do the heads: TP does not divide them.
+    """
+    latent = shape.latent_attention
+    return 4 * b * (shape.head_dim if latent is None else latent.position_dim)
 
 
 def mlp_activations(shape: ModelShape, number: int, b: int) -> int:
-    """Bytes per token that one layer's MLP keeps for backward. A dense MLP: 2 D + 3 F_dense elements.
+    """Bytes per token that one layer's MLP keeps for backward. A dense MLP: 2 D + 5 F_dense elements.
 
-    Experts: inputs of norm and router, 2 D; router logits and probabilities, 8 E bytes (fp32); for each of the K slots
-    the token before and after dispatch, 2 D, with gate, up and their product, 3 F; and 3 F for each shared expert.
+    5 F: gate and up in one tensor, up again (Megatron adds an offset to it, here 0), silu(gate), and their product.
+    Experts: inputs of norm and router, 2 D; for each of the K slots its token, D, those 5 F and the product weighed by
+    its gate, F; and 5 F for each shared expert. Router: fp32 scores twice and a mask, 9 E bytes; fp32 gates, expert ids
+    and the slots' order in int64, 20 K.
     """
-    D = shape.hidden_size
+    D, K = shape.hidden_size, shape.experts_per_token
     if number in shape.dense_layers:
-        return b * (2 * D + 3 * shape.dense_size)
-    slots = shape.experts_per_token * (2 * D + 3 * shape.expert_size)
-    return b * (2 * D + slots + 3 * shape.shared_expert_size) + 8 * shape.num_experts
+        return b * (2 * D + 5 * shape.dense_size)
+    slots = K * (D + 6 * shape.expert_size)
+    return b * (2 * D + slots + 5 * shape.shared_expert_size) + 9 * shape.num_experts + 20 * K
 
 
 def kept_activations(shape: ModelShape, number: int, training: TrainingBlock) -> tuple[int, int]:
     """Bytes per token that one layer keeps until its backward, and those that its recomputation adds while it runs.
 
-    none: all are kept, and nothing is added. selective: experts are recomputed from the MLP's input, D.
-    full: the layer is recomputed from its input, D.
+    none: all are kept, and nothing is added. selective: experts are recomputed from the MLP's input, and the inputs of
+    its norm and router stay, 2 D. full: the layer is recomputed from its input, D.
     """
-    b = ELEMENT_BYTES[training.precision]
-    attention, mlp = attention_activations(shape, b), mlp_activations(shape, number, b)
+    b, D = ELEMENT_BYTES[training.precision], shape.hidden_size
+    attention, mlp = attention_activations(shape, b, training.tensor_parallel), mlp_activations(shape, number, b)
     if training.recompute == "full":
-        return b * shape.hidden_size, attention + mlp
+        return b * D, attention + mlp - b * D
     if training.recompute == "selective" and number not in shape.dense_layers:
-        return attention + b * shape.hidden_size, mlp
+        return attention + 2 * b * D, mlp - 2 * b * D
     return attention + mlp, 0
 
 
@@ -108,23 +128,29 @@ def rank_tokens(training: TrainingBlock, S: int) -> int:
 def activation_bytes(shape: ModelShape, training: TrainingBlock, stage: int, S: int, num_microbatches: int) -> int:
     """Bytes of activations of one rank at its peak: all chunks in flight, and one layer's recomputation.
 
-    Each rank of a TP group holds 1 / TP of them: sequence parallelism splits tokens outside attention and MLP, and
-    heads and widths are split inside. CP splits tokens everywhere. ETP gathers the slots of all its ranks, so the
-    slots' inputs count ETP times.
+    Each rank of a TP group holds 1 / TP of them, but for the rotary tables: sequence parallelism splits tokens outside
+    attention and MLP, and heads and widths are split inside. CP splits tokens everywhere. ETP gathers the slots of all
+    its ranks, so the slots' inputs count ETP times. The last stage also keeps the input of the norm after all layers.
     """
     tokens = rank_tokens(training, S) / training.tensor_parallel
     b = ELEMENT_BYTES[training.precision]
-    gathered = 2 * b * shape.experts_per_token * shape.hidden_size * (training.expert_tensor_parallel - 1)
-    kept, working = 0, 0
+    gathered = b * shape.experts_per_token * shape.hidden_size * (training.expert_tensor_parallel - 1)
+    # Recomputed with the whole layer, else kept.
+    rotary = rotary_activations(shape, b) * -(-S // training.context_parallel)
+    is_full = training.recompute == "full"
+    kept, working = 0.0, 0.0
     for number in stage_layers(shape, training, stage):
         extra = 0 if number in shape.dense_layers else gathered
         layer_kept, layer_working = kept_activations(shape, number, training)
         # Gathered slots go with the experts: kept with them, or gathered again when they are recomputed.
-        kept += layer_kept + (extra if layer_working == 0 else 0)
-        working = max(working, layer_working + (extra if layer_working else 0))
+        kept += tokens * (layer_kept + (extra if layer_working == 0 else 0)) + (0 if is_full else rotary)
+        adding = tokens * (layer_working + (extra if layer_working else 0)) + (rotary if is_full else 0)
+        working = max(working, adding)
     # In flight are chunks, each with 1 / VPP of the stage's layers.
     in_flight = chunks_in_flight(training, stage, num_microbatches) / training.virtual_pipeline
-    return round(tokens * (kept * in_flight + working))
+    last = tokens * b * shape.hidden_size if stage == training.pipeline_parallel - 1 else 0
+    # The norm's backward, the first, frees its input before any layer is recomputed.
+    return round(kept * in_flight + max(working, last))
 
 
 def logit_bytes(shape: ModelShape, training: TrainingBlock, T: int, S: int) -> int:

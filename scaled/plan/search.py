@@ -8,9 +8,9 @@ counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.plan import compute, engine_memory, feasibility, memory, passes
+from scaled.plan import compute, engine_memory, feasibility, host_memory, memory, passes
 from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
@@ -114,6 +114,8 @@ def search(
             fitting = _fits(one, shape, gpu, engines, tally)
             if fitting is None:
                 continue
+            if not _fits_machines(one, shape, gpu, tally):
+                continue
             training = one.training
             # Training takes as long with any EP, and with or without offloading.
             key = (
@@ -177,11 +179,10 @@ def _engines(
         if gpus % tp or config.cluster.gpus_per_node % tp or shape.num_heads % tp:
             continue
         fields = {"num_engines": gpus // tp, "tensor_parallel": tp, "gpu_memory_utilization": share}
-        need = partial(_rollout_need, config, shape, fields)
-        # The need is linear in the sequences: two values of it give the largest number that fits.
-        room, each = gpu.memory_gib * GIB * share - need(1), need(2) - need(1)
+        one, length = with_fields(config, "rollout", **fields), config.rollout.max_model_len
+        fitting = engine_memory.sequences_that_fit(one, shape, feasibility.rollout_budget(one, gpu), length)
         # vLLM refuses more sequences than tokens of an engine step (`conditions.check_engine_step`).
-        num_seqs = min(1 + int(room // each), MOST_SEQS, config.rollout.max_num_batched_tokens)
+        num_seqs = min(fitting, MOST_SEQS, config.rollout.max_num_batched_tokens)
         if num_seqs < 1:
             continue
         fields["max_num_seqs"] = num_seqs
@@ -190,14 +191,10 @@ def _engines(
             feasibility.check_divides(one, shape)
         except ConfigError:
             continue
-        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), need(num_seqs) / GIB))
+        gib = engine_memory.rollout_memory(one, shape).total / GIB
+        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), gib))
     # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.
     yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
-
-
-def _rollout_need(config: ScaledRun, shape: ModelShape, fields: dict[str, Any], num_seqs: int) -> int:
-    one = with_fields(config, "rollout", **fields | {"max_num_seqs": num_seqs})
-    return engine_memory.rollout_memory(one, shape).total
 
 
 def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], tally: _Tally) -> _Engines | None:
@@ -221,6 +218,15 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
     room = max(feasibility.resident_budget(with_fields(one, "rollout", **each.rollout), gpu) for each in engines)
     tally.add("the ranks' kept memory does not fit beside any engine", (kept - room) / GIB, one)
     return None
+
+
+def _fits_machines(one: ScaledRun, shape: ModelShape, gpu: Gpu, tally: _Tally) -> bool:
+    """Whether a machine's CPU memory, where the config states one, is enough; the tally has the reason if not."""
+    have = feasibility.host_budget(one, gpu)
+    over = 0.0 if math.isinf(have) else (host_memory.peak_host_memory(one, shape).total - have) / GIB
+    if over > 0:
+        tally.add("a step, or loading a checkpoint, does not fit a machine's CPU memory", over, one)
+    return over <= 0
 
 
 def _found(one: ScaledRun, shape: ModelShape, engines: _Engines, training_s: float, mean: int) -> FittingLayout:

@@ -15,7 +15,7 @@ from scaled.plan.assumptions import sentences
 from scaled.plan.compute import StepCompute
 from scaled.plan.conditions import check_settings
 from scaled.plan.hardware import Gpu, gpu_named
-from scaled.plan.host_memory import host_memory
+from scaled.plan.host_memory import host_pools
 from scaled.plan.layout import RankPlan, dry_run
 from scaled.plan.memory import Memory
 
@@ -38,6 +38,7 @@ class Plan:
     """The plan of a config. `misfits` has a line for everything that does not fit.
 
     `resident` is the memory that colocated ranks keep while engines are awake; None where they do not take turns.
+    `host` is the CPU memory of a machine in a step, `loading` while it loads a checkpoint.
     """
 
     config: ScaledRun
@@ -47,6 +48,7 @@ class Plan:
     resident: GpuBudget | None
     rollout: GpuBudget
     host: Memory
+    loading: Memory
     payloads: dict[str, int]
     compute: StepCompute
     misfits: list[str]
@@ -80,6 +82,7 @@ class Plan:
                 for name, budget in self.budgets.items()
             },
             "host_bytes": self.host.parts,
+            "loading_bytes": self.loading.parts,
             "payload_bytes": self.payloads,
             "compute": asdict(self.compute) | {"total_flops": self.compute.total_flops},
             "assumptions": assumptions(self),
@@ -100,6 +103,7 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     check_settings(config, shape)
     feasibility.check_places(config)
     step = compute.step_compute(config, shape, gpu, mean_tokens, longest_tokens)
+    host, loading = host_pools(config, shape)
     return Plan(
         config=config,
         shape=shape,
@@ -109,7 +113,8 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         if config.takes_turns
         else None,
         rollout=GpuBudget(engine_memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
-        host=host_memory(config, shape),
+        host=host,
+        loading=loading,
         payloads=step_payloads(config, shape),
         compute=step,
         misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),

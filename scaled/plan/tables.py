@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scaled.plan import feasibility
+from scaled.plan.host_memory import in_memory
 from scaled.plan.memory import GIB
 from scaled.plan.summary import Plan
 
@@ -15,8 +16,8 @@ MB = 1e6
 
 
 def tables(plan: Plan) -> list[Table]:
-    """The plan as rich tables: layout, memory, payloads and compute."""
-    return [_layout(plan), _memory(plan), _payloads(plan), _compute(plan)]
+    """The plan as rich tables: layout, memory of GPU and machine, payloads and compute."""
+    return [_layout(plan), _memory(plan), _host(plan), _payloads(plan), _compute(plan)]
 
 
 def titled_table(title: str, *columns: str) -> Table:
@@ -77,12 +78,25 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
+def _host(plan: Plan) -> Table:
+    cluster, pools = plan.config.cluster, (plan.host, plan.loading)
+    table = titled_table("CPU memory of one machine, GiB", "part", "a step", "loading a checkpoint")
+    for name in dict.fromkeys(part for pool in pools for part in pool.parts):
+        table.add_row(name, *(f"{pool.parts[name] / GIB:.2f}" if name in pool.parts else "" for pool in pools))
+    totals = [in_memory(plan.config, pool).total / GIB for pool in pools]
+    table.add_section()
+    capped = f", at most {cluster.object_store_gib:g} in the object store" if cluster.address is None else ""
+    table.add_row(f"total{capped}", *(f"{total:.2f}" for total in totals))
+    if cluster.host_gib is not None:
+        table.add_row("limit", *(f"{cluster.host_gib:.2f}" for _ in pools))
+        table.add_row("", *("fits" if total <= cluster.host_gib else "does not fit" for total in totals))
+    return table
+
+
 def _payloads(plan: Plan) -> Table:
     table = titled_table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
-    for name, size in plan.host.parts.items():
-        table.add_row(f"{name}, on every machine", f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     return table
 
 

@@ -1,4 +1,4 @@
-"""A recipe's simulated hours as it is, and with one thing changed at a time, to compare their steps."""
+"""The simulated hours of a recipe as it is and with one thing changed at a time, to compare their steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAGS = (0, 1, 2, 4)
 """Values of schedule.steps_off that are compared, where ranks and engines have GPUs of their own."""
 
 KEPT_FOR = 4
-"""Versions for which the extra prompts' responses are kept; they are a quarter of the batch's."""
+"""Versions for which responses to extra prompts are kept; there are a quarter as many of these as in the batch."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,21 @@ class Scenario:
 
 
 def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
-    """The recipe itself, then without each chance, and with another schedule, over-sampling, padding and checkpoint
-    interval."""
+    """The recipe itself, then without each chance, and with fixed shares, another schedule, over-sampling, padding and
+    checkpoint interval."""
     # Unchecked: a scenario may break rules that no simulation reads, such as max_staleness >= steps_off.
     # First: the sentence that `firstorder plan` prints is that of the first scenario.
+    algorithm = config.algorithm.build()
     yield Scenario("as it is", config, chance)
     yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
     yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
     yield Scenario("every length the mean", config, replace(chance, is_length_drawn=False))
+    if algorithm.oversampling is None:  # with over-sampling shares are fixed
+        yield Scenario("fixed shares", config, replace(chance, has_fixed_shares=True))
     if config.cluster.placement == "separate":
         for lag in LAGS:
             if lag != config.schedule.steps_off:
                 yield Scenario(f"schedule.steps_off {lag}", with_fields(config, "schedule", steps_off=lag), chance)
-    algorithm = config.algorithm.build()
     if algorithm.oversampling is not None:
         yield Scenario("no over-sampling", with_fields(config, "algorithm", oversampling=None), chance)
     elif algorithm.max_turns == 1 and algorithm.passes.rollout != "predicted":  # where partial rollouts are allowed
@@ -98,7 +100,7 @@ def sentence(day: Day) -> str:
 
 
 def assumed(chance: Chance) -> str:
-    """The chances and rates in words, which no plan knows of a cluster."""
+    """The chances and rates, which no plan can know of a cluster, in words."""
     return (
         f"Assumed: a failure every {chance.gpu_hours_per_failure:,.0f} GPU hours, after which ranks are back in "
         f"{chance.restart_s:g} s and an engine in {chance.engine_restart_s:g} s; engines' times vary by "

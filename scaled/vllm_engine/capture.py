@@ -53,7 +53,7 @@ class RouteStore:
         self._cache_CLK = np.full((num_cache_slots, *self._shape), MISSING, dtype=self._dtype)
 
     def add(self, step: EngineStep, experts_NLK: np.ndarray, slots: Slots) -> None:
-        """Keeps the step's rows; a request that starts past its next row found the rows between in the cache.
+        """Keeps the step's rows; a request that starts past its next row found those in between in the cache.
 
         `slots` is not called where the store was made without cache slots (prefix caching off).
         """

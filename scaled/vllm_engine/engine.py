@@ -2,8 +2,6 @@
 
 The engine reads no checkpoint: it starts from config.json with unset weights and takes them from the training ranks,
 which quantise them.
-
-Extra letters: F feature rows of all responses together.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import gc
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,13 +24,11 @@ from scaled.config import RolloutBlock
 from scaled.model_shape import load_shape
 from scaled.vllm_engine import environment, quantize, routes
 from scaled.vllm_engine.arguments import engine_arguments
+from scaled.vllm_engine.pieces import OpenPiece, OpenPieces
 from scaled.vllm_engine.push import in_parts
 from scaled.vllm_engine.requests import Request, check_room, check_tokens, sampling_params, scoring_params, top_tokens
 from scaled.vllm_engine.weights_check import check_weights
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
-from theory.oversampling import OpenGroups
-from theory.routing.features import RouterFeatures
-from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 
 LOWEST_TEMPERATURE = 0.01  # vLLM's SamplingParams raises any lower one to this, other than 0
@@ -69,7 +64,6 @@ class VllmEngine:
         self._rollout, self._stop_token = rollout, stop_token
         self._has_graph_features = features_under_graphs
         self._expected = quantize.sent(self.shape.weights(), rollout.precision)
-        self._num_requests = 0
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
         try:
             self._write_config(Path(shape_folder) / "config.json")
@@ -77,6 +71,7 @@ class VllmEngine:
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        self._open_pieces = OpenPieces(self._engine)
 
     def _write_config(self, source: Path) -> None:
         fields = in_full(json.loads(source.read_text(encoding="utf-8")), self.shape)
@@ -154,6 +149,16 @@ class VllmEngine:
         ValueError for a prompt that the engine cannot hold or draws that are not the responses', RuntimeError without
         weights, and TimeoutError, after aborting all, if no token comes for `timeout_s`.
         """
+        self.begin(0, prompts, sampling, first_response)
+        ((_, rollouts),) = self.sample()
+        return rollouts
+
+    def begin(self, number: int, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> None:
+        """Puts these prompts, with responses as those of `generate`, in flight beside earlier pieces, for `sample`.
+
+        All pieces in flight ask for features, or none does. Raises generate's ValueError and RuntimeError, and earlier
+        pieces go on.
+        """
         self._check_ready(sampling)
         limits = sampling.limits(len(prompts) * sampling.num_responses)  # raises for draws of other responses
         longest = self._rollout.max_model_len - 1
@@ -161,21 +166,36 @@ class VllmEngine:
         num_top = min(sampling.num_top, self.shape.vocab_size)
         requests = [Request(prompt, num_top=num_top) for prompt in prompts for _ in range(sampling.num_responses)]
         check_room([r.prompt for r in requests], limits, self._rollout.max_model_len)
-        with_features = sampling.num_features > 0
-        self._call("start_recording", with_features, self._has_graph_features)
-        by_name = {}
-        for b, request in enumerate(requests):
-            number = b if sampling.draws else first_response + b
-            params = sampling_params(sampling, self._rollout, self._stop_token, number, num_top)
-            by_name[self._add(request, params)] = request
-        self._run(by_name, OpenGroups(sampling))
+        numbers = [b if sampling.draws else first_response + b for b in range(len(requests))]
+        params = [sampling_params(sampling, self._rollout, self._stop_token, n, num_top) for n in numbers]
+        self._open(number, OpenPiece(requests, sampling, num_top), params)
+
+    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
+        """Samples until a piece has ended, or at most `room` responses are unfinished; the pieces that have ended.
+
+        Raises TimeoutError, after giving all pieces up, if no token comes for `timeout_s`.
+        """
+        return [(number, self._rollouts(piece)) for number, piece in self._run(room)]
+
+    @property
+    def num_unfinished(self) -> int:
+        """The responses of all pieces in flight that have not ended."""
+        return self._open_pieces.num_unfinished
+
+    def give_up(self) -> None:
+        """Aborts all pieces in flight, so that the engine is idle."""
+        self._open_pieces.give_up()
+
+    def _rollouts(self, piece: OpenPiece) -> Rollouts:
+        requests, sampling = piece.requests, piece.sampling
         responses = tuple(request.response(self.version) for request in requests)
         # The last token of a response was never an input: it has no row.
         num_rows = {q.name: r.num_tokens - 1 for q, r in zip(requests, responses, strict=True)}
+        with_features = sampling.num_features > 0
         recorded = self._call("take_recorded", num_rows, with_features)
-        features = self._features(requests, recorded) if with_features else None
+        features = piece.features(recorded) if with_features else None
         record = self._record(requests, recorded, num_rows)
-        top = top_tokens(requests, num_top, self.shape.vocab_size) if num_top else None
+        top = top_tokens(requests, piece.num_top, self.shape.vocab_size) if piece.num_top else None
         return Rollouts(responses, record, features, sampling.scored_temperature, top)
 
     def _check_ready(self, sampling: Sampling) -> None:
@@ -197,48 +217,26 @@ class VllmEngine:
                 f"features_under_graphs, got {sampling.num_features}"
             )
 
-    def _add(self, request: Request, params: Any) -> str:
-        """Adds the request; vLLM's outputs carry the returned name, its workers know request.name."""
-        self._num_requests += 1
-        name = str(self._num_requests)
-        prompt = {"prompt_token_ids": list(request.prompt.tokens)}
-        request.name = self._engine.add_request(name, prompt, params)
-        return name
+    def _open(self, number: int, piece: OpenPiece, params: Sequence[Any]) -> None:
+        """Puts the piece in flight, its requests with these parameters of vLLM's."""
+        if self._open_pieces.is_empty:
+            # Forgets what an aborted request has left: nothing else is recorded now.
+            self._call("start_recording", piece.sampling.num_features > 0, self._has_graph_features)
+        self._open_pieces.open(number, piece, params)
 
-    def _run(self, requests: dict[str, Request], groups: OpenGroups) -> None:
-        """Steps until all requests or enough groups have ended; TimeoutError if no token comes for `timeout_s`.
-
-        The requests are in the order of the groups' responses.
-        """
-        number = {name: b for b, name in enumerate(requests)}
-        last_progress = time.monotonic()
+    def _run(self, room: int) -> list[tuple[int, OpenPiece]]:
+        """Steps as `sample` says; the pieces that have ended, which are no longer in flight."""
         with self._watched():
-            try:
-                while self._engine.has_unfinished_requests() and not groups.are_enough_complete:
-                    outputs = self._engine.step()
-                    for output in outputs:
-                        requests[output.request_id].add(output)
-                    groups.end([number[output.request_id] for output in outputs if output.finished])
-                    if outputs:
-                        last_progress = time.monotonic()
-                    elif time.monotonic() - last_progress > self.timeout_s:
-                        raise TimeoutError(
-                            f"rollout.timeout_s: no token for {self.timeout_s} s with "
-                            f"{sum(not r.finish for r in requests.values())} of {len(requests)} requests unfinished"
-                        )
-            finally:
-                # The engine must be idle for the next call, also after an error.
-                self._engine.abort_request([r.name for r in requests.values() if not r.finish], internal=True)
+            return self._open_pieces.run(room, self.timeout_s)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
         """log mu of tokens 1.. of each sequence, in nats: at temperature 1, whatever responses are sampled at."""
         sampling = Sampling(max_tokens=1)
         self._check_ready(sampling)
         check_tokens(sequences, "sequences", self._rollout.max_model_len - 1, self.shape.vocab_size)
-        self._call("start_recording", False, self._has_graph_features)
         requests = [Request(Prompt(str(i), tuple(tokens), "")) for i, tokens in enumerate(sequences)]
-        by_name = {self._add(request, scoring_params()): request for request in requests}
-        self._run(by_name, OpenGroups(sampling))
+        self._open(0, OpenPiece(requests, sampling), [scoring_params() for _ in requests])
+        self._run(room=0)
         return [torch.tensor(request.prompt_logp, dtype=torch.float32) for request in requests]
 
     # Routes and features
@@ -255,21 +253,6 @@ class VllmEngine:
         else:
             rows = [routes.joined(recorded["routes"][request.name]) for request in requests]
         return routes.record(rows, num_tokens, self.shape)
-
-    def _features(self, requests: Sequence[Request], recorded: Any) -> RouterFeatures | None:
-        """The features of all responses; None where every one was aborted before its first token."""
-        taken = [recorded["features"][request.name] for request in requests]
-        found = [part for part in taken if part is not None]
-        if not found:
-            return None
-        rows, hidden, logits = zip(*found, strict=True)
-        return RouterFeatures(
-            rows=torch.cat(rows),
-            offsets=offsets_of([0 if part is None else len(part[0]) for part in taken]),
-            hidden=torch.cat(hidden),
-            logits=torch.cat(logits),
-            layer_numbers=recorded["feature_layers"],
-        )
 
     # Sharing a GPU
 

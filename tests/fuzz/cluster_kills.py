@@ -1,7 +1,8 @@
 """A cluster run whose processes are killed at random moments: `python -m tests.fuzz.cluster_kills [COUNT [STEPS]]`.
 
 Megatron-core ranks, a vLLM engine and the driver of one run of STEPS global steps (40) are killed, COUNT times (20) in
-all, each at a random moment of a step: sampling, scoring, updates, pushes and checkpoints are all hit. Lost ranks and
+all. Two of five kills are aimed, one at a checkpoint that is being saved and one at a push; the others come at a random
+moment of a step. The run says in which stage it is (stages.py), and the tally counts kills by it. Lost ranks and
 engines are replaced by the run itself; a lost driver is resumed. Every number that the run has computed is then
 compared with that of a run that nothing happened to.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,11 +26,18 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.fuzz import stages
+from tests.fuzz.stages import MARK_FILE, PUSH, SAVE
+
 MARK = "FIRSTORDER_CLUSTER_KILLS"
 """Variable by which the processes of this run are known: Ray's workers inherit the driver's."""
 
 VICTIMS = {"rank": "ray::RankActor", "engine": "ray::EngineActor", "driver": ""}
 WEIGHTS = {"rank": 4, "engine": 4, "driver": 2}
+AIMS = (SAVE, PUSH, None, None, None)
+"""The stage at which a kill is aimed, by its number modulo five; None: at any moment."""
+
+DURATIONS = {SAVE: "timing_s/save_checkpoint", PUSH: "timing_s/push"}
 MEASURED = ("timing_s/", "rollout/", "transfer/")
 """Groups of metrics that say how a step ran, not what it computed."""
 
@@ -55,12 +64,19 @@ def write_config(root: Path, steps: int) -> None:
 
 
 def start(root: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`firstorder train` of the run in `root`, in a process of its own."""
-    command = [sys.executable, "-m", "firstorder", "train", str(root / "config.yaml"), "--output", str(root / "runs")]
+    """`firstorder train` of the run in `root`, in a process of its own that says its stage."""
+    command = [sys.executable, "-m", stages.__name__, "train", str(root / "config.yaml")]
+    environment = os.environ | {MARK: str(root), MARK_FILE: str(root / "stage")}
     with (root / "log").open("ab") as log:
         return subprocess.Popen(
-            [*command, "--progress", "none", *words], stdout=log, stderr=log, env=os.environ | {MARK: str(root)}
-        )
+            [*command, "--output", str(root / "runs"), "--progress", "none", *words],
+            stdout=log, stderr=log, env=environment,
+        )  # fmt: skip
+
+
+def stage_of(root: Path) -> str:
+    """The stage in which the run is now."""
+    return (root / "stage").read_text()
 
 
 def folder_of(root: Path) -> Path | None:
@@ -107,12 +123,27 @@ def kill(victim: str, root: Path, driver: subprocess.Popen[bytes], rng: random.R
     return True
 
 
-def run_and_kill(root: Path, count: int, steps: int, pace: float, rng: random.Random) -> Counter[str]:
-    """The run until it has ended well, with up to `count` kills, at most one per global step.
+def seconds_of(rows: Sequence[dict[str, Any]]) -> dict[str | None, float]:
+    """The median seconds of an undisturbed run's step (None) and of the stages that kills are aimed at."""
+    names = {None: "timing_s/step", **DURATIONS}
+    return {aim: median(row[name] for row in rows[1:] if name in row) for aim, name in names.items()}
 
-    `pace` is the seconds of a step: a kill comes within that time of a new row.
-    """
-    tally: Counter[str] = Counter()
+
+def wait_for(aim: str | None, root: Path, driver: subprocess.Popen[bytes], seconds: float, rng: random.Random) -> None:
+    """Until a random moment of the step that has begun, or of the first half of the next stage of that kind."""
+    if aim is None:
+        time.sleep(rng.uniform(0, seconds))
+        return
+    while stage_of(root) != aim and driver.poll() is None:
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, seconds / 2))
+
+
+def run_and_kill(
+    root: Path, count: int, steps: int, seconds: dict[str | None, float], rng: random.Random
+) -> Counter[tuple[str, str]]:
+    """The run until it has ended well, with up to `count` kills, at most one per global step: by victim and stage."""
+    tally: Counter[tuple[str, str]] = Counter()
     driver, seen = start(root), -1
     while True:
         code = driver.poll()
@@ -123,11 +154,14 @@ def run_and_kill(root: Path, count: int, steps: int, pace: float, rng: random.Ra
         done = len(rows_of(root))
         if tally.total() < count and done > max(seen, 1) and done < steps:
             seen = done
-            time.sleep(rng.uniform(0, pace))
+            aim = AIMS[tally.total() % len(AIMS)]
+            wait_for(aim, root, driver, seconds[aim], rng)
             (victim,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            stage = stage_of(root)
             if driver.poll() is None and kill(victim, root, driver, rng):
-                tally[victim] += 1
-                print(f"[{tally.total()}/{count}] {victim} killed in step {done}", flush=True)
+                tally[victim, stage] += 1
+                step = f"step {len(rows_of(root))}"
+                print(f"[{tally.total()}/{count}] {victim} killed in {step}: {stage}, aimed at {aim}", flush=True)
                 if victim == "driver":
                     driver = start(root, "--resume")
         time.sleep(0.05)
@@ -144,11 +178,15 @@ def main(count: int = 20, steps: int = 40) -> int:
         if start(whole).wait() != 0:
             raise RuntimeError((whole / "log").read_text()[-2000:])
         wanted = computed(whole)
-        pace = median(row["timing_s/step"] for row in rows_of(whole)[1:])
-        tally = run_and_kill(killed, count, steps, pace, random.Random("cluster kills"))
+        tally = run_and_kill(killed, count, steps, seconds_of(rows_of(whole)), random.Random("cluster kills"))
         found = computed(killed)
+    victims, stages_hit = Counter[str](), Counter[str]()
+    for (victim, stage), number in tally.items():
+        victims[victim] += number
+        stages_hit[stage] += number
     kinds = ", ".join(f"{number} of {name}s" if name != "driver" else f"{number} of the driver"
-                      for name, number in sorted(tally.items()))  # fmt: skip
+                      for name, number in sorted(victims.items()))  # fmt: skip
+    print("by stage: " + ", ".join(f"{number} {name}" for name, number in stages_hit.most_common()))
     differing = [row["step"] for row, other in zip(wanted, found, strict=False) if row != other]
     is_equal = not differing and len(wanted) == len(found)
     words = "every number equal" if is_equal else f"steps {differing} differ, {len(found)} of {len(wanted)} rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -85,6 +86,53 @@ def test_an_address_without_a_cluster_is_one_line(
         thread.join()
     with pytest.raises(ValueError, match=f"^{field}: expected auto or host:port of a Ray cluster, got somewhere$"):
         reach("somewhere", field)
+
+
+def refusing(listener: socket.socket, asked: list[int]) -> None:
+    """An HTTP/2 server of one connection after another (RFC 9113) that answers every request with status 404."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+        return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+    while True:
+        try:
+            connection = listener.accept()[0]
+        except OSError:  # closed by the test
+            return
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):
+            assert isinstance(stream, io.BufferedReader)
+            stream.read(24)  # the preface
+            connection.sendall(frame(4, 0, 0))
+            while head := stream.read(9):
+                kind, flags, number = head[3], head[4], int.from_bytes(head[5:], "big")
+                payload = stream.read(int.from_bytes(head[:3], "big"))
+                if kind in (4, 6) and not flags & 1:  # settings and pings are acknowledged
+                    connection.sendall(frame(kind, 1, 0, payload if kind == 6 else b""))
+                elif kind == 1:  # a request; the answer is `:status: 404` by its index (RFC 7541, app. A)
+                    asked.append(number)
+                    connection.sendall(frame(1, 5, number, b"\x8d"))
+
+
+def test_a_server_that_is_no_ray_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A server that speaks HTTP/2, as a proxy does, but knows no Ray: a line, none of it by Ray's own client."""
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("ray.init was called"))
+    asked: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=refusing, args=(listener, asked))
+        thread.start()
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with (
+                pytest.raises(ValueError, match=f"^--address: no Ray cluster at {place}: .* as one: .*404.*$"),
+                ray_session(place, num_cpus=1, object_store_bytes=2**20, field="--address"),
+            ):
+                pass
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which closing alone does not
+            thread.join()
+    assert asked and capfd.readouterr() == ("", "")
 
 
 STRANGER = """

@@ -69,8 +69,8 @@ class SandboxSession(Session):
         build = partial(build_engine, "weights-bf16", folder=Path(self.config.model.path).resolve())
         rollout = self.config.rollout
         return RolloutGroup(
-            self.places, build, rollout.num_engines, timeout_s=float(rollout.timeout_s),
-            max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
+            self.places, build, rollout.num_engines, max_num_seqs=rollout.max_num_seqs,
+            timeout_s=float(rollout.timeout_s), max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
             lost=self.interruptions.engine_was_lost,
         )  # fmt: skip
 

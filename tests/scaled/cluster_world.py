@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model.checkpoint import load
 from sandbox.training.engine import SandboxTrainingEngine
+from scaled.cluster.engine_actor import OneByOne
 from scaled.cluster.rank_group import Assembly
 from scaled.config import ScaledRun
 from tests.contracts import worlds
@@ -40,14 +41,16 @@ def alone(defects: str = "exact") -> Rollouts:
     return worlds.rollout_engine(defects, worlds.model()).generate(worlds.prompts(5), SAMPLING)
 
 
-class ShareEngine(SandboxEngine):
-    """The sandbox engine for a share of the prompts: response b of the whole draw uses row b of its stream.
+class ShareEngine(OneByOne, SandboxEngine):
+    """The sandbox engine for a piece of the prompts: response b of the whole draw uses row b of its stream.
 
-    Where the folder `hold` exists, `generate` says so with a file of its process number, and waits for its end.
+    Where the folder `hold` exists, `generate` says so with a file of its process number, and waits for its end. The
+    file `asked` gets a line with the prompts of each call and its process number.
     Asleep it has no weights, takes none and answers nothing.
     """
 
     hold: Path | None = None
+    asked: Path | None = None
     is_asleep: bool = False
 
     def sleep(self) -> None:
@@ -64,6 +67,9 @@ class ShareEngine(SandboxEngine):
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> Rollouts:
         assert not self.is_asleep
+        if self.asked is not None:
+            with self.asked.open("a") as file:
+                print(os.getpid(), *(prompt.id for prompt in prompts), file=file)
         if self.hold is not None and self.hold.is_dir():
             (self.hold / str(os.getpid())).touch()
             time.sleep(600)
@@ -88,12 +94,14 @@ class ShareEngine(SandboxEngine):
         return [scores.logp_BT[b, : len(s) - 1] for b, s in enumerate(sequences)]
 
 
-def build_engine(defects: str = "exact", hold: Path | None = None, folder: Path | None = None) -> ShareEngine:
+def build_engine(
+    defects: str = "exact", hold: Path | None = None, folder: Path | None = None, asked: Path | None = None
+) -> ShareEngine:
     """An engine actor's builder, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
     torch.set_num_threads(1)
     config = worlds.model_config() if folder is None else load(folder).config
     engine = ShareEngine(config, worlds.DEFECTS[defects], stop_token=worlds.STOP)
-    engine.hold = hold
+    engine.hold, engine.asked = hold, asked
     return engine
 
 

@@ -14,18 +14,22 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import ray
 import torch
+from ray._private.internal_api import node_stats
 from safetensors.torch import save_file
 from torch import Tensor
 
 import scaled.run
 import scaled.session
 from lab.markdown import markdown_table
+from scaled.cluster.engine_actor import OneByOne
 from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
@@ -69,7 +73,7 @@ def features(rollouts: Rollouts, rows: Sequence[Tensor], with_hidden: bool) -> R
     return RouterFeatures(torch.cat(list(rows)), offsets_of(sizes), hidden, logits, tuple(range(LAYERS)))
 
 
-class IdleEngine:
+class IdleEngine(OneByOne):
     """An engine that draws tokens without a model."""
 
     def __init__(self, kind: Kind):
@@ -169,8 +173,9 @@ class IdleSession(Session):
     def engines(self) -> RolloutGroup:
         build: Any = partial(IdleEngine, kind=self.kind)
         return RolloutGroup(
-            self.places, build, 1, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20, meter=self.meter
-        )
+            self.places, build, 1, max_num_seqs=self.config.rollout.max_num_seqs, timeout_s=600.0, max_restarts=0,
+            bucket_bytes=2**20, meter=self.meter,
+        )  # fmt: skip
 
 
 def config(folder: Path, factor: int, kind: Kind) -> ScaledRun:
@@ -206,9 +211,40 @@ class OwnMemory(threading.Thread):
             self.most = max(self.most, int(line.split()[1]))
 
 
+class Stored:
+    """Bytes in the object store at the last push of a run, as Ray's daemon counts them."""
+
+    def __init__(self) -> None:
+        self.last = self._num = 0
+
+    def after(self, load: Callable[..., None]) -> Callable[..., None]:
+        """`load_weights`, and the count after its last call."""
+
+        def loading(engines: RolloutGroup, *given: Any) -> None:
+            load(engines, *given)
+            self._num += 1
+            if self._num == STEPS + 1:  # the first is before the first step
+                self.last = self._count()
+
+        return loading
+
+    def _count(self) -> int:
+        """The least in three seconds: Ray frees what nobody needs any more up to a second late."""
+        (node,) = (node for node in ray.nodes() if node["Alive"])
+        found = []
+        for _ in range(15):
+            stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False)
+            found.append(stats.store_stats.object_store_bytes_used)
+            time.sleep(0.2)
+        return min(found)
+
+
 def one(factor: int, kind: Kind) -> dict[str, float]:
-    """Peak MB of this process before and after a run, of its own pages alone, and the MB of mu's record in a batch."""
+    """Peak MB of this process before and after a run, and of its own pages alone; MB of mu's record in a batch, and of
+    the object store at the last push."""
     IdleSession.kind, scaled.session.Session = kind, IdleSession
+    stored = Stored()
+    RolloutGroup.load_weights = stored.after(RolloutGroup.load_weights)
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
         (own := OwnMemory()).start()
@@ -223,6 +259,7 @@ def one(factor: int, kind: Kind) -> dict[str, float]:
         "peak": peak * 1024 / 1e6,
         "own": own.most * 1024 / 1e6,
         "record": record / 1e6,
+        "stored": stored.last / 1e6,
     }
 
 

@@ -21,6 +21,7 @@ from tests.scaled.rank_world import (
     LAYOUTS,
     algorithm,
     batch,
+    gradient_bytes,
     layers,
     merged,
     minibatches,
@@ -47,6 +48,7 @@ ON_TWO = {
     "EP2, micro-batches by tokens": {**LAYOUTS["EP2"], **BY_TOKENS},
     "TP2+EP2, micro-batches by tokens": {**LAYOUTS["TP2+EP2"], **BY_TOKENS},
     "PP2, micro-batches by tokens": {**LAYOUTS["PP2"], **BY_TOKENS},
+    "EP2, gradients offloaded": {**LAYOUTS["EP2"], "offload": ("gradients",)},
 }
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     name: (n, f)
@@ -108,15 +110,28 @@ def measure_rank(
     replay = routings["replay"]
     first_of = {num: first(one, olds[num], replay) for num, one in found.items()}
 
+    class Offloading(MegatronRank):
+        """Gives way to engines before every pass, as a run's ranks do; without `training.offload` nothing moves."""
+
+        def score(self, *given: Any) -> Any:
+            self.give_way()
+            held = gradient_bytes(self)
+            assert (held == 0) == bool(self.training.offload), held
+            return super().score(*given)
+
+        def update(self, *given: Any) -> Any:
+            self.give_way()
+            return super().update(*given)
+
     def act(name: str, layout: TrainingBlock) -> dict[str, Any]:
-        engine = MegatronRank(ModelBlock(path=str(folder)), layout, STILL)
+        engine = Offloading(ModelBlock(path=str(folder)), layout, STILL)
         result: dict[str, Any] = {"scores": {key: engine.score(rollouts, r) for key, r in routings.items()}}
         result["tops"] = {num: engine.score(one, replay) for num, one in found.items() if num}
         result["objectives"] = {
             key: (engine.update(first_of[one.num_top][0], one, first_of[one.num_top][1]), on_host(engine.gradients()))
             for key, one in ((key, OBJECTIVES[key]) for key in asked_of(name, share))
         }
-        engine = MegatronRank(ModelBlock(path=str(folder)), layout, MOVING)
+        engine = Offloading(ModelBlock(path=str(folder)), layout, MOVING)
         for minibatch, routing in minibatches(rollouts, old, replay):
             engine.update(minibatch, MOVING.objective, routing)
         return result | {"weights": on_host(engine.export())}

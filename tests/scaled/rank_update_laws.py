@@ -15,6 +15,7 @@ from tests.scaled.rank_world import (
     altered,
     batch,
     farthest,
+    gradient_bytes,
     minibatches,
     one_minibatch,
     sandbox_engine,
@@ -99,15 +100,15 @@ def gradients_that_are_given_up_come_back(folder: Path) -> None:
     for offload in (None, ("gradients",)):
         engine = OneRank(folder, algorithm("R3"), offload=offload, distributed_optimizer=True)
         optimizer = engine.rank.optimizer
-        held = [_gradient_bytes(engine)]
+        held = [gradient_bytes(engine.rank)]
         for _ in range(2):
             minibatch = one_minibatch(rollouts, engine.score(rollouts, routing).logp_BT)
             engine.rank.give_way()
-            held.append(_gradient_bytes(engine))
+            held.append(gradient_bytes(engine.rank))
             minibatch = replace(minibatch, logp_old_BT=engine.score(rollouts, routing).logp_BT)
             engine.update(minibatch, preset("minirl"), routing)
             optimizer.take_back()  # changes nothing where nothing was given up
-            held.append(_gradient_bytes(engine))
+            held.append(gradient_bytes(engine.rank))
         results.append((held, dict(engine.named_tensors())))
     (whole, kept), (freed, given) = results
     counted = 4 * parameters.rank_parameters(engine.rank.shape, engine.rank.training).total
@@ -115,12 +116,6 @@ def gradients_that_are_given_up_come_back(folder: Path) -> None:
     assert freed == [whole[0], 0, whole[0], 0, whole[0]]
     for name, value in kept.items():
         assert torch.equal(given[name], value), name
-
-
-def _gradient_bytes(engine: OneRank) -> int:
-    chunks = engine.rank.policy.wrapped
-    buffers = [buffer for chunk in chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
-    return sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers)
 
 
 def recomputation_changes_no_bit(folder: Path) -> None:

@@ -233,6 +233,12 @@ class OneRank:
         return self.rank.predictor_weights()
 
 
+def gradient_bytes(rank: Any) -> int:
+    """Bytes of the gradient buffers of a MegatronRank."""
+    buffers = [buffer for chunk in rank.policy.wrapped for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+    return sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers)
+
+
 def training(num_ranks: int = 1, **fields: Any) -> TrainingBlock:
     """A layout; fp32 and two responses a micro-batch unless it says otherwise."""
     plain = {"precision": "fp32", "micro_batch_size": 2, "distributed_optimizer": False, "timeout_s": 120}

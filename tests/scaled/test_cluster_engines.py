@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,13 +22,14 @@ import torch
 
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup
+from scaled.cluster.routes import StoredRecord
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Bucket, shares
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world as world
 from tests.scaled.ray_marks import RAY
-from theory.contracts import Draw, Sampling
+from theory.contracts import Draw, Rollouts, Sampling
 from theory.routing.predictor import PredictorSettings
 from theory.turns import roll_out
 
@@ -35,6 +37,7 @@ pytestmark = RAY
 
 T = TypeVar("T")
 DEFECT = "weights-fp8-channel"
+ROOM = {"max_num_seqs": 128, "bucket_bytes": world.BUCKET}
 PREDICTOR = PredictorSettings(1.0, num_positions=4)
 
 
@@ -52,7 +55,7 @@ def engines(cluster: Cluster, hold: Path) -> Iterator[RolloutGroup]:
         2,
         timeout_s=60.0,
         max_restarts=2,
-        bucket_bytes=world.BUCKET,
+        **ROOM,
     )
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
     yield group
@@ -63,7 +66,7 @@ def test_a_death_at_the_start_costs_one_more_build(cluster: Cluster, tmp_path: P
     """The process that replaces one that ended while it built its engine builds a single engine."""
     builds = tmp_path / "builds"
     build = partial(world.build_mortal, builds)
-    group = RolloutGroup(cluster, build, 1, timeout_s=60.0, max_restarts=1, bucket_bytes=world.BUCKET)
+    group = RolloutGroup(cluster, build, 1, **ROOM, timeout_s=60.0, max_restarts=1)
     assert builds.read_text().split()[1:] == [str(pid) for pid in group.pids()] and group.restarts == 1
     group.close()
 
@@ -71,7 +74,7 @@ def test_a_death_at_the_start_costs_one_more_build(cluster: Cluster, tmp_path: P
 def test_a_group_that_is_closed_ends_a_call_in_flight(cluster: Cluster, tmp_path: Path) -> None:
     """A thread that waits for engines is told that they are lost, and none is started in their place."""
     build = partial(world.build_engine, DEFECT, hold := tmp_path / "hold")
-    group = RolloutGroup(cluster, build, 2, timeout_s=600.0, max_restarts=9, bucket_bytes=world.BUCKET)
+    group = RolloutGroup(cluster, build, 2, **ROOM, timeout_s=600.0, max_restarts=9)
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
     hold.mkdir()
 
@@ -82,6 +85,39 @@ def test_a_group_that_is_closed_ends_a_call_in_flight(cluster: Cluster, tmp_path
     with pytest.raises(EngineLost, match="its process ended"):
         meanwhile(lambda: group.generate(worlds.prompts(5), world.SAMPLING), close)
     assert group.restarts == 0 and group.actors == []
+
+
+def test_a_killed_engine_loses_only_what_was_in_flight(cluster: Cluster, tmp_path: Path) -> None:
+    """Two engines that have two pieces each in flight; both are killed (-9) when a few of fifteen pieces have ended. Of
+    all prompts only those that they had begun are asked again, and every response is the same."""
+    hold, asked = tmp_path / "hold", tmp_path / "asked"
+    build = partial(world.build_engine, DEFECT, hold, None, asked)
+    group = RolloutGroup(cluster, build, 2, max_num_seqs=6, bucket_bytes=world.BUCKET, timeout_s=60.0, max_restarts=2)
+    group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
+    lines: list[list[str]] = []
+
+    def kill() -> None:
+        while not asked.exists() or len(asked.read_text().splitlines()) < 6:
+            time.sleep(0.002)
+        hold.mkdir()
+        while len(list(hold.iterdir())) < 2:
+            time.sleep(0.02)
+        lines.extend(line.split() for line in asked.read_text().splitlines())
+        pids = [int(path.name) for path in hold.iterdir()]
+        hold.rename(hold.with_name("released"))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    found = meanwhile(lambda: group.generate(worlds.prompts(30), world.SAMPLING), kill)
+    group.close()
+    expected = worlds.rollout_engine(DEFECT, worlds.model()).generate(worlds.prompts(30), world.SAMPLING)
+    assert worlds.same(found, expected) and group.restarts == 2
+    # The last line of each process is the piece in which it was killed.
+    killed = {pid: prompts for pid, *prompts in lines}
+    begun = [prompt for line in asked.read_text().splitlines() for prompt in line.split()[1:]]
+    again = Counter(begun) - Counter(prompt.id for prompt in worlds.prompts(30))
+    assert again == Counter(prompt for prompts in killed.values() for prompt in prompts)
+    assert 0 < sum(again.values()) <= 4 < len(lines)
 
 
 def test_early_ends_are_shared(engines: RolloutGroup) -> None:
@@ -133,7 +169,9 @@ def test_the_draw_does_not_depend_on_the_number_of_engines(engines: RolloutGroup
     assert worlds.same(got, world.alone(DEFECT)) and {r.version for r in got.responses} == {7}
     one = engines.generate(worlds.prompts(1), world.SAMPLING)  # the second engine has nothing to do
     assert len(one) == 3
-    rows = sum(r.num_tokens - 1 for r in (*got.responses, *one.responses))
+    engines.meter.take()
+    long = engines.generate(worlds.prompts(5), replace(world.SAMPLING, max_tokens=60))
+    rows = sum(r.num_tokens - 1 for r in long.responses)
     # Experts alone are one byte a slot; tokens, log-probs, masks and prompts besides are less than 8 times that here.
     assert rows * 3 * 2 < engines.meter.take()["transfer/rollout_bytes"] < rows * 3 * 2 * 8
     scores = engines.score([[2, 3, 4], [5, 6, 7, 8]])
@@ -152,16 +190,25 @@ def test_turns_do_not_depend_on_the_number_of_engines(engines: RolloutGroup) -> 
 
 
 def test_a_later_turn_goes_where_its_conversation_is(engines: RolloutGroup) -> None:
-    """Of five prompts the first engine gets three: their later turns, in whatever order, are its own."""
+    """The later turns of five prompts, in whatever order, are sampled where the first turns were: their routes say."""
     first = worlds.prompts(5)
-    engines.generate(first, Sampling(max_tokens=1))
-    later = [replace(first[p], tokens=(*first[p].tokens, 3)) for p in (4, 2, 0, 2)]
-    assert engines._parts(later, is_first_turn=False) == {0: [1, 2, 3], 1: [0]}
+    homes = homes_of(engines.generate(first, Sampling(max_tokens=1)))
+    assert set(homes) == {0, 1}
+    order = (4, 2, 0, 2)
+    later = [replace(first[p], tokens=(*first[p].tokens, 3)) for p in order]
     sampling = Sampling(max_tokens=9, draws=tuple(Draw(seed, 6 + seed) for seed in range(4)))
     local = worlds.rollout_engine(DEFECT, worlds.model())
-    assert worlds.same(engines.generate(later, sampling), local.generate(later, sampling))
+    found = engines.generate(later, sampling)
+    assert worlds.same(found, local.generate(later, sampling)) and homes_of(found) == [homes[p] for p in order]
     with pytest.raises(ValueError, match=r"sampling.draws: expected 4 draws of 1 to 2 tokens, got 1 of \[2\]"):
         engines.generate(later, Sampling(max_tokens=2, draws=(Draw(0, 2),)))
+
+
+def homes_of(rollouts: Rollouts) -> list[int]:
+    """The engine that made each response's routes."""
+    records = [rollouts.experts.select([b]) for b in range(len(rollouts))]
+    assert all(isinstance(record, StoredRecord) for record in records)
+    return [record.sources[0].owner.home for record in records]
 
 
 def test_an_engines_own_error_comes_through(engines: RolloutGroup) -> None:
@@ -247,5 +294,5 @@ def test_an_engine_that_does_not_answer_is_lost(engines: RolloutGroup, hold: Pat
     """An engine that stands still for longer than timeout_s counts as lost like a dead one."""
     hold.mkdir()
     engines.timeout_s = 1.0
-    with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to generate within 1 s, rollout.timeout_s"):
+    with pytest.raises(EngineLost, match=r"engine 0 was lost .no answer to sample within 1 s, rollout.timeout_s"):
         engines.generate(worlds.prompts(1), world.SAMPLING)

@@ -35,7 +35,7 @@ def test_features_pass_the_driver_by(one_ray: None, tmp_path: Path, monkeypatch:
         engines = RolloutGroup(
             # One engine: each draws the rows whose features it keeps, so that two keep other rows than one.
             cluster, partial(cluster_world.build_engine, "weights-bf16"), 1,
-            timeout_s=60.0, max_restarts=0, bucket_bytes=BUCKET,
+            max_num_seqs=128, timeout_s=60.0, max_restarts=0, bucket_bytes=BUCKET,
         )  # fmt: skip
         for mode in ("Pr2", "Pr3"):
             recipe = algorithm(mode)

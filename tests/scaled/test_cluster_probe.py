@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -68,6 +70,33 @@ def test_one_wrong_weight_stops_the_run() -> None:
         r"token, allowed 0.0001",
     ):
         probe()(One(engine, wrong), learner, 4, engine.generate(worlds.prompts(4), Sampling(6, 2)))
+
+
+def test_a_failed_probe_leaves_its_tokens_and_scores(tmp_path: Path) -> None:
+    """The file that the error names gives the error's number again, for the engine that it names."""
+    _, engine, learner, _ = world()
+    engine.load_weights(weights(learner).items(), 3)
+    amiss = Amiss(engine, range(1, 2))
+    recent = engine.generate(worlds.prompts(4), Sampling(6, 2))
+    one = replace(probe(), evidence=tmp_path / "evidence")
+    one(One(engine), learner, 3, recent)
+    assert not one.evidence.exists()  # type: ignore[union-attr]
+    with pytest.raises(ProbeError) as raised:
+        one(amiss, learner, 3, recent)
+    (path,) = tmp_path.rglob("*.*")
+    words = str(raised.value)
+    assert words.endswith(f"; tokens and scores are in {path}") and "\n" not in words
+    found = safetensors.torch.load_file(path)
+    lengths = found["offsets"].diff()
+    assert len(lengths) == 5 and lengths.sum() == len(found["tokens"]) == len(found["logp_old"]) + 5
+    diff = (found["logp_mu"][0] - found["logp_old"])[found["is_sampled"]].abs().clamp(max=1)
+    assert f"is {diff.double().mean().item():.3g} nats per token" in words
+    first = found["tokens"][: lengths[0]].tolist()
+    assert any([*r.prompt.tokens, *r.tokens.tolist()][-len(first) :] == first for r in recent.responses)
+    path.unlink()
+    path.mkdir()  # a place where no file can be written does not hide the disagreement
+    with pytest.raises(ProbeError, match=r"disagrees .*; cannot write "):
+        one(amiss, learner, 3, recent)
 
 
 class Amiss(One):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,21 @@ import pytest
 from ray.util.placement_group import PlacementGroup
 
 from lab.interrupts import Interrupted
+from lab.recording import NonFiniteError, RunRecorder
 from lab.records import RunFolder
+from lab.traces import Trace
 from scaled import session
 from scaled.cluster import rollout_group, usage
+from scaled.cluster.probe import Probe
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster, Place
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.saving import Checkpoints
+from scaled.cluster.schedule import Synchronous
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
+from scaled.config import ScaledRun, ScheduleBlock
+from tests.scaled.schedule_world import world
 
 
 def test_ranks_leave_their_memory_before_engines_take_it() -> None:
@@ -98,6 +105,41 @@ def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pyte
     with pytest.raises(OSError, match="no space"):
         one._finish(checkpoints)
     assert events[2:] == ["hashes"]
+
+
+def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The step's row, then its tokens and scores as a trace, though none is due, and both before the hashes."""
+    events: list[tuple[list[int], int]] = []
+    folder = RunFolder(tmp_path)
+    ended = lambda config, run: events.append(([row["step"] for row in run.metrics()], len(run.traces())))  # noqa: E731
+    monkeypatch.setattr(session, "finish", ended)
+    recipe, engine, learner, task = world()
+    config = ScaledRun.model_construct(traces=SimpleNamespace(every=100), schedule=ScheduleBlock(), num_steps=9)
+    one = object.__new__(session.Session)
+    one.config, one.folder, one.task, one.meter, one.between = config, folder, task, Meter(), Meter()
+    one.interruptions, one.processors = SimpleNamespace(step=0), SimpleNamespace(take=lambda *given: {})
+    schedule = Synchronous(recipe, engine, learner, task, 3, ScheduleBlock())
+    schedule.start(4)
+    recorder = RunRecorder(config, folder, lambda number: {}, None)
+    checkpoints = object.__new__(Checkpoints)
+    checkpoints.finish = lambda: None
+    real, updates = learner.update, []
+
+    def poisoned(*given: Any) -> Any:
+        updates.append(given)
+        if len(updates) == 2:
+            learner.model.norm.data.fill_(math.inf)
+        return real(*given)
+
+    monkeypatch.setattr(learner, "update", poisoned)
+    probe, ranks, engines = object.__new__(Probe), object.__new__(TrainingGroup), object.__new__(RolloutGroup)
+    ranks.actors = engines.actors = []
+    with pytest.raises(NonFiniteError, match=r"^actor/grad_norm is nan"):
+        one._step(4, schedule, probe, recorder, ranks, engines, checkpoints)
+    assert events == [([5], 1)]
+    trace = Trace.load(folder.traces()[0])
+    assert trace.step == 5 and len(trace) == recipe.num_prompts * recipe.num_responses
+    assert sum(len(given[0].rollouts) for given in updates) == len(trace)
 
 
 def test_an_interrupted_run_does_not_wait_for_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         run = root / name / "run"
         run.mkdir()
         (run / "config.yaml").write_text(config(root / name / "model", name.split(" ")[-1]))
-        RunFolder(run).sharded_checkpoint(1, lambda to, name=name: move(root / name / "saved", to))
+        with RunFolder(run).sharded(1) as to:
+            move(root / name / "saved", to)
         assert main(["export", str(run), "--step", "1", "--to", str(root / name / "out")]) == 0
     return root, ranks
 

@@ -72,14 +72,11 @@ def write_run(home: Path, fields: dict[str, Any], tensors: dict[str, Tensor]) ->
     folder.write_config(CONFIG.format(model=home / "model"))
     about = {"shape": repr(parse_shape(fields)), "precision": "bf16"}
     for step in (2, 4):
-
-        def write(target: Path, step: int = step) -> None:
-            scaled = {key: tensor * (step // 2) for key, tensor in tensors.items()}
+        scaled = {key: tensor * (step // 2) for key, tensor in tensors.items()}
+        with folder.sharded(step) as target:
             writer = FileSystemWriter(target, single_file_per_rank=True)
             dcp.save({"optimizer": torch.zeros(3), **scaled}, storage_writer=writer, no_dist=True)
             torch.save({"num_updates": step, "about": about}, target / COMMON)
-
-        folder.sharded_checkpoint(step, write)
     return folder
 
 

@@ -59,9 +59,9 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
     found = json.loads(out)
     assert code == 0
     assert [one["scenario"] for one in found] == [
-        "as it is", "no failures", "engines equally fast", "every length the mean", "schedule.steps_off 1",
-        "schedule.steps_off 2", "schedule.steps_off 4", "16 extra prompts, kept", "padded, one at a time",
-        "checkpoint.every 1", "checkpoint.every 50",
+        "as it is", "no failures", "engines equally fast", "every length the mean", "fixed shares",
+        "schedule.steps_off 1", "schedule.steps_off 2", "schedule.steps_off 4", "16 extra prompts, kept",
+        "padded, one at a time", "checkpoint.every 1", "checkpoint.every 50",
     ]  # fmt: skip
     code, out, _ = plan(capsys, *small)
     assert code == 0 and out.startswith(f"{found[0]['num_steps']} steps in 2 hours, ") and "checkpoint.every 1" in out

@@ -13,6 +13,8 @@ import torch
 from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import engine_memory, feasibility, memory, parameters, payloads
+from scaled.plan.assumptions import sentences
+from scaled.plan.compute import step_compute
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.memory import GIB
@@ -66,7 +68,8 @@ def test_chunks_in_flight_are_megatrons_warm_up_and_one(pp, vpp):
 
 @EACH_SHAPE
 def test_recomputation_orders_the_activations(shape):
-    """Activations shrink from none to selective to full, are linear in tokens and split exactly by TP and by CP."""
+    """Activations shrink from none to selective to full. But for the rotary tables, which responses and heads share,
+    they are linear in tokens and split exactly by TP; CP splits the tables, too."""
     sizes = {
         recompute: memory.activation_bytes(shape, TrainingBlock(recompute=recompute), 0, 4096, 1)
         for recompute in ("none", "selective", "full")
@@ -74,23 +77,27 @@ def test_recomputation_orders_the_activations(shape):
     assert sizes["full"] < sizes["selective"] < sizes["none"]
     training = TrainingBlock(micro_batch_size=1)
     one = memory.activation_bytes(shape, training, 0, 4096, 1)
-    assert memory.activation_bytes(shape, TrainingBlock(micro_batch_size=3), 0, 4096, 1) == 3 * one
+    rotary = 4096 * shape.num_layers * memory.rotary_activations(shape, 2)
+    three = memory.activation_bytes(shape, TrainingBlock(micro_batch_size=3), 0, 4096, 1)
+    assert three - rotary == 3 * (one - rotary)
     assert memory.activation_bytes(shape, training, 0, 8192, 1) == 2 * one
-    for split in ({"tensor_parallel": 4}, {"context_parallel": 4}, {"tensor_parallel": 2, "context_parallel": 2}):
-        training = TrainingBlock(micro_batch_size=1, num_ranks=4, **split)
-        assert 4 * memory.activation_bytes(shape, training, 0, 4096, 1) == one
+    for tp, cp in ((2, 1), (1, 4), (2, 2)):
+        training = TrainingBlock(micro_batch_size=1, num_ranks=4, tensor_parallel=tp, context_parallel=cp)
+        assert tp * cp * memory.activation_bytes(shape, training, 0, 4096, 1) - tp * rotary == one - rotary
 
 
 def test_selective_keeps_what_attention_keeps():
-    """Under selective a layer keeps its attention and one D, and adds one layer's experts at its peak."""
+    """Under selective a layer keeps its attention and the inputs of norm and router, and adds one layer's experts."""
     training = TrainingBlock(micro_batch_size=1, recompute="selective")
     D = QWEN.hidden_size
     attention, experts = memory.attention_activations(QWEN, 2), memory.mlp_activations(QWEN, 0, 2)
     found = memory.activation_bytes(QWEN, training, 0, 1000, 1)
-    assert found == 1000 * (48 * (attention + 2 * D) + experts)
-    # 2 D + 2 (32 + 4) 128 twice + values and output, bf16; fp32 log-sum-exp of 32 heads.
-    assert attention == 2 * (2 * D + (2 * 36 + 4 + 32) * 128) + 4 * 32
-    assert experts == 2 * (2 * D + 8 * (2 * D + 3 * 768)) + 8 * 128
+    assert found == 1000 * (48 * (attention + 2 * 2 * D + 4 * 2 * 128) + experts - 2 * 2 * D)
+    # 2 D + the projection's 32 + 2 x 4 heads, 32 + 4 rotated, 32 of the output, 32 copied for their norm, bf16; fp32
+    # log-sum-exp of 32 heads. Where TP leaves one head of keys a rank, nothing is copied.
+    assert attention == 2 * (2 * D + (40 + 36 + 32 + 32) * 128) + 4 * 32
+    assert memory.attention_activations(QWEN, 2, tensor_parallel=4) == attention - 2 * 32 * 128
+    assert experts == 2 * (2 * D + 8 * (D + 6 * 768)) + 9 * 128 + 20 * 8
 
 
 def test_predictor_and_reference_are_counted_where_there_are_some():
@@ -201,6 +208,23 @@ def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
     assert two[kv] == 2 * four[kv] == 2 * eight[kv]  # 4 KV heads: from TP 4 on they are repeated
 
 
+def test_a_cache_has_room_for_what_fits():
+    """At the number of sequences that the plan names the engine fits its GPU, and with one more it does not; the
+    sentence has those of mean and of full length."""
+    config, gpu = recipe(), gpu_named("H100-80GB")
+    budget, rooms = feasibility.rollout_budget(config, gpu), []
+    for length in (10_445, 34_816):
+        rooms.append(engine_memory.sequences_that_fit(config, QWEN, budget, length))
+        fields = ("--rollout.max_model_len", str(length), "--algorithm.sampling.max_tokens", "2048")
+        fields += ("--probe.num_tokens", "64", "--rollout.max_num_seqs")
+        own, more = (engine_memory.rollout_memory(recipe(*fields, str(rooms[-1] + n)), QWEN).total for n in (0, 1))
+        assert own <= budget < more
+    lines = sentences(config, QWEN, gpu, step_compute(config, QWEN, gpu))
+    (line,) = (one for one in lines if "cache" in one)
+    assert line.startswith(f"An engine's cache has room for {rooms[0]} sequences of 10,445 tokens, the mean, or ")
+    assert f"{rooms[1]} of 34,816; rollout.max_num_seqs is 24. A value beyond the room only preempts" in line
+
+
 def test_latent_attention_caches_its_latents():
     """Moonlight's KV of a token is 27 layers of 512 + 64 numbers on each GPU, whatever TP."""
     assert payloads.kv_bytes_per_token(MOONLIGHT, 2) == 2 * 27 * (512 + 64)
@@ -290,8 +314,11 @@ def test_gpu_table_is_plausible():
 
 
 def test_the_copy_of_a_checkpoint_is_counted() -> None:
-    """Asynchronous, each machine has room for its ranks' share of 14 bytes per weight; otherwise there is no copy."""
+    """Asynchronous, the machine of the ranks that write has 14 bytes per weight, bf16 and states; else no copy."""
     words = ("--cluster.num_nodes", "2", "--training.num_ranks", "16", "--training.expert_parallel", "8")
-    plain, copied = (recipe(*words, "--checkpoint.asynchronous", value) for value in ("false", "true"))
-    more = host_memory(copied, QWEN).total - host_memory(plain, QWEN).total
-    assert more == 14 * QWEN.num_parameters // 2
+    words += ("--training.tensor_parallel", "1")
+    plain, copied = (
+        host_memory(recipe(*words, "--checkpoint.asynchronous", value), QWEN).parts for value in ("false", "true")
+    )
+    name = "copy of a checkpoint that is being written"
+    assert copied[name] == 14 * QWEN.num_parameters and name not in plain

@@ -12,6 +12,8 @@ from firstorder.cli import main
 from scaled.config import ScaledRun
 from scaled.plan import feasibility
 from scaled.plan.hardware import gpu_named
+from scaled.plan.host_memory import peak_host_memory
+from scaled.plan.memory import GIB
 from scaled.plan.search import Search, search
 from scaled.plan.summary import make_plan
 from tests.scaled.plan_world import QWEN, loaded
@@ -51,6 +53,16 @@ def test_a_layout_whose_rollout_lasts_too_long_is_none():
     assert not found.found and "the rollout outlasts rollout.timeout_s" in {reason.what for reason in found.reasons}
 
 
+def test_a_layout_that_a_machine_has_no_memory_for_is_none(eight):
+    """Where cluster.host_gib is given, a layout is listed if a machine has room for it too, and counted if not."""
+    needs = sorted(peak_host_memory(found.config, QWEN).total / GIB for found in eight.found)
+    less = needs[5] - 0.1
+    found = search(config(*ONE_MACHINE, "--cluster.host_gib", f"{less:.3f}"), QWEN, H100)
+    assert len(found.found) == sum(need <= less for need in needs) > 0 and found.num_tried == eight.num_tried
+    (reason,) = (one for one in found.reasons if "CPU memory" in one.what)
+    assert reason.count == len(eight.found) - len(found.found)
+
+
 def test_every_layout_is_found_or_has_a_reason(eight):
     """Placements x (TP, CP) x PP x EP x recompute x offload: each is tried once; the closest misfit is one by its
     plan.
@@ -59,13 +71,13 @@ def test_every_layout_is_found_or_has_a_reason(eight):
     # separate ones.
     assert eight.num_tried == 3 * (2 * 10 * 4**2 + 4 * 2**2 + 8 * 3**2 + 8 * 3**2)
     nearest = {reason.what: reason.least for reason in eight.reasons}
-    assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.5 GiB: 8 ranks colocated, TP 4,")
-    near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "4",
-            "--training.context_parallel", "2", "--training.recompute", "selective",
+    assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.7 GiB: 8 ranks colocated, TP 2,")
+    near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "2",
+            "--training.expert_parallel", "8", "--training.recompute", "full",
             "--rollout.num_engines", "4", "--rollout.gpu_memory_utilization", "0.8", "--rollout.timeout_s", "100000",
             "--training.offload", "[gradients, optimizer]")  # fmt: skip
     (line,) = feasibility.misfits(config(*ONE_MACHINE, *near), QWEN, H100)
-    assert line.startswith("training: expected at most 76.6 GiB of H100-80GB's 79.6, got 77.1")
+    assert line.startswith("training: expected at most 76.6 GiB of H100-80GB's 79.6, got 77.3")
 
 
 def test_the_command(capsys, monkeypatch):
@@ -83,7 +95,7 @@ def test_the_command(capsys, monkeypatch):
     assert command.startswith(f"firstorder plan {CONFIG} {' '.join(ONE_MACHINE)} --cluster.placement colocated ")
     assert main([*shlex.split(command)[1:], "--no-dry-run"]) == 0
     capsys.readouterr()
-    assert "an update does not fit a GPU; the closest misses by 0.5 GiB" in out.replace("\n", " ")
+    assert "an update does not fit a GPU; the closest misses by 0.7 GiB" in out.replace("\n", " ")
     assert main(["plan", CONFIG, "--search", "--json", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
     printed, err = capsys.readouterr()
     assert json.loads(printed)["found"] == []

@@ -16,7 +16,6 @@ from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import gpu_named
 from scaled.plan.measured import measured, rates_of, simulated
 from scaled.plan.parameters import CHECKPOINT_BYTES
-from scaled.plan.simulated_groups import SimulatedGroup
 from scaled.plan.simulation import _Play, play, play_steps
 from tests.lab.synthetic_runs import DEMO, made_up_trace
 from tests.scaled.plan_world import QWEN, loaded
@@ -106,35 +105,89 @@ def test_scenarios_change_one_thing() -> None:
     for one in others:
         blocks = [name for name in type(config).model_fields if getattr(one.config, name) != getattr(config, name)]
         assert len(blocks) + (one.chance != first.chance) == 1, one.words
-    assert len({one.words for one in others}) == len(others) == 10
+    assert len({one.words for one in others}) == len(others) == 11
     day = play(config, QWEN, H100, 2.0, 300, TOKENS)
     assert what_if.sentence(day).startswith(f"{day.num_steps} steps in 2 hours, ")
     assert "too few" in what_if.sentence(play(config, QWEN, H100, 1e-3, 300, TOKENS))
 
 
-@pytest.mark.parametrize("places", [8, 4])
-def test_a_lost_engine_samples_its_share_again(places: int) -> None:
-    """Lost in the middle of its last wave, an engine takes all waves but half of one, the restart, and all waves again,
-    finished responses too: to the bit."""
-    config, share = recipe("--cluster.placement", "separate", "--rollout.max_num_seqs", str(places)), 8
-    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
-    wave, num = TOKENS * compute.decode_step_seconds(config, QWEN, H100, places, TOKENS / 2), share // places
-    played.engines.failure[0] = (num - 0.5) * wave
-    alone = [SimulatedGroup(i, [TOKENS], [TOKENS], 0) for i in range(share)]
-    process = played.env.process(played.engines.engine(0, alone, share, 1.0))
-    expected = (2 * num - 0.5) * wave + CERTAIN.engine_restart_s
-    assert played.env.run(process) == pytest.approx(expected, rel=1e-12)
-    assert played.day.num_engine_failures == 1 and all(one.is_complete for one in alone)
+def alone(chance: Chance, lost_after: float, *overrides: str) -> tuple[_Play, float, float]:
+    """A rollout of one engine that decodes the 8 responses of a prompt at a time, lost after so many of the 8 waves;
+    the seconds of the rollout and of a wave."""
+    separate = ("--cluster.placement", "separate", "--rollout.num_engines", "1", "--rollout.max_num_seqs", "8")
+    config = recipe(*separate, *overrides)
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), chance, 0, Day(24.0))
+    wave = TOKENS * compute.decode_step_seconds(config, QWEN, H100, 8, TOKENS / 2)
+    played.engines.failure[0] = lost_after * wave
+    played.env.run(played.env.process(played.engines.rollout(0)))
+    return played, played.env.now, wave
+
+
+@pytest.mark.parametrize("wave_lost", [1, 8])
+def test_a_lost_engine_loses_what_was_in_flight(wave_lost: int) -> None:
+    """Lost in the middle of a wave, an engine takes the restart and half a wave more, whichever wave it was; with a
+    fixed share it takes all that it had sampled once more."""
+    after = wave_lost - 0.5
+    played, seconds, wave = alone(CERTAIN, after)
+    assert seconds == pytest.approx(8.5 * wave + CERTAIN.engine_restart_s, rel=1e-12)
+    assert played.day.num_engine_failures == 1 and played.day.idle_s == 0
+    _, fixed, _ = alone(replace(CERTAIN, has_fixed_shares=True), after)
+    assert fixed == pytest.approx((8 + after) * wave + CERTAIN.engine_restart_s, rel=1e-12)
+
+
+def test_another_engine_takes_what_a_lost_one_had() -> None:
+    """Of two engines one is lost at the start of a restart longer than the rollout: the other samples all prompts."""
+    config = recipe("--cluster.placement", "separate", "--rollout.max_num_seqs", "8")
+    chance = replace(CERTAIN, engine_restart_s=1e6)
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), chance, 0, Day(24.0))
+    wave = TOKENS * compute.decode_step_seconds(config, QWEN, H100, 8, TOKENS / 2)
+    played.engines.failure[0] = 0.0
+    process = played.env.process(played.engines.rollout(0))
+    played.env.run(until=8.001 * wave)
+    assert process.is_alive  # until the lost engine is back: the next push needs it
+    played.env.run(process)
+    assert played.env.now == pytest.approx(1e6, rel=1e-12)
+    assert played.day.idle_s == pytest.approx((1e6 - 8 * wave) / 2, rel=1e-9)
+
+
+def test_an_idle_engine_takes_what_a_lost_one_had() -> None:
+    """Of two engines one has ended its only prompt when the other is lost in the middle of its own: it begins that at
+    once, and the rollout ends with the restart."""
+    config = recipe("--cluster.placement", "separate", "--algorithm.batch.num_prompts", "2")
+    chance = replace(CERTAIN, engine_restart_s=1e6)
+    played = _Play(config, QWEN, H100, (TOKENS, TOKENS), chance, 0, Day(24.0))
+    played.engines.lengths = lambda step: [TOKENS] * 8 + [TOKENS // 4] * 8
+    whole = TOKENS * compute.decode_step_seconds(config, QWEN, H100, 8, TOKENS / 2)
+    played.engines.failure[0] = 0.5 * whole
+    played.env.run(played.env.process(played.engines.rollout(0)))
+    assert played.env.now == pytest.approx(0.5 * whole + 1e6, rel=1e-12)
+    assert played.day.idle_s == pytest.approx((played.env.now - 1.25 * whole) / 2, rel=1e-9)
+
+
+def test_prompts_to_free_engines_save_the_wait() -> None:
+    """On unequal engines with many more prompts than places, engines wait less than with fixed shares, and at most for
+    the last pieces: of equal lengths each engine ends within the time of the prompts that it may hold."""
+    config = recipe("--algorithm.batch.num_prompts", "64", "--rollout.max_num_seqs", "8")
+    days = []
+    for is_fixed in (False, True):
+        chance = replace(CERTAIN, slow_std=0.3, has_fixed_shares=is_fixed)
+        played = _Play(config, QWEN, H100, (TOKENS, TOKENS), chance, 0, Day(24.0))
+        played.env.run(played.env.process(played.engines.rollout(0)))
+        days.append(played.day)
+    free, fixed = days
+    wave = TOKENS * compute.decode_step_seconds(config, QWEN, H100, 8, TOKENS / 2)
+    assert free.sampled_s < fixed.sampled_s and free.idle_s < fixed.idle_s / 2
+    assert 2 * free.idle_s < 2 * wave * math.exp(3 * 0.3)
 
 
 def test_engines_wait_for_the_last_one() -> None:
     """The time that engines wait is a mean over them: one of two that finishes at half of the rollout waits half of it.
 
-    32 sequences of equal length on one engine and half as long ones on the other.
+    Prompts of equal length are on one engine and half as long ones on the other, as there is room for all.
     """
     config = recipe()
     played = _Play(config, QWEN, H100, (TOKENS, TOKENS), CERTAIN, 0, Day(24.0))
-    played.engines.lengths = lambda step: [TOKENS, TOKENS // 2] * 32
+    played.engines.lengths = lambda step: ([TOKENS] * 8 + [TOKENS // 2] * 8) * 4
     played.env.run(played.env.process(played.engines.rollout(0)))
     assert played.day.idle_s == pytest.approx(played.env.now / 4, rel=1e-12)
 

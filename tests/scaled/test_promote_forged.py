@@ -12,9 +12,10 @@ from firstorder.cli import main
 from firstorder.worlds import Schemas
 from lab.config.load import config_hash, load, to_yaml
 from lab.records import RunFolder
-from lab.strict import validate
+from lab.strict import ConfigError, validate
 from lab.verdict import judge
 from scaled.config import ScaledRun
+from scaled.promotion_records import check_traces
 from scaled.promotion_runs import read_run
 from tests.scaled.promotion_world import RULES, folder_of, refused, rewrite_row
 
@@ -64,6 +65,17 @@ def test_a_collapse_by_promotions_own_rules(here: Path, monkeypatch: pytest.Monk
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "stable"
     verdict = read_run(folder, Schemas()).verdict
     assert verdict.word == "collapsed" and verdict.reasons[0].rule == "reward_fall"
+
+
+def test_a_step_that_was_not_finite_has_a_trace_beyond_its_row(here: Path) -> None:
+    """Where an update ended the run, the row has the gradient alone, and the trace is no sign of an edited one."""
+    run = RunFolder(folder_of("run", 0))
+    *rows, last = run.metrics()
+    ended = {"step": last["step"], "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
+    config = load(run.path / "config.yaml", [], Schemas())
+    assert check_traces(run, config, [*rows, ended]) == len(run.traces()) > 1
+    with pytest.raises(ConfigError, match=r"rollouts|metrics"):
+        check_traces(run, config, [*rows, {"step": last["step"]}])
 
 
 @pytest.mark.parametrize("name", ["reward/mean", "rollout_corr/k3_kl", "actor/entropy"])

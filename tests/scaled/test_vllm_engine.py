@@ -79,6 +79,30 @@ def test_parts_numbered_on_are_the_whole(engine, rollouts):
     assert same(Rollouts.concat(parts), rollouts)
 
 
+def test_pieces_in_flight_together_are_the_whole(engine):
+    """Prompts that begin one by one, while the engine samples earlier ones, give the responses, routes and features of
+    one call, bit for bit; pieces that were given up leave nothing behind."""
+    sampling, waiting = replace(SAMPLING, num_features=3), list(enumerate(world.prompts()))
+    whole = engine.generate(world.prompts(), sampling)
+    engine.begin(7, world.prompts()[:2], sampling)
+    assert engine.sample(room=7) == [] and engine.num_unfinished == 7
+    engine.give_up()
+    found, order = {}, []
+    while len(found) < 6:
+        while waiting and engine.num_unfinished <= 6:
+            number, prompt = waiting.pop(0)
+            engine.begin(number, [prompt], sampling, first_response=4 * number)
+        ended = engine.sample(room=6 if waiting else 0)
+        order += [(number, len(waiting)) for number, _ in ended]
+        found |= dict(ended)
+    together = Rollouts.concat([found[number] for number in range(6)])
+    assert same(together, whole) and engine.num_unfinished == 0
+    assert together.features is not None and whole.features is not None
+    for name in ("rows", "offsets", "hidden", "logits"):
+        assert torch.equal(getattr(together.features, name), getattr(whole.features, name)), name
+    assert any(left for _, left in order), "expected a piece to end while others waited"
+
+
 def test_a_push_replaces_the_policy_and_pushing_back_undoes_it(engine, rollouts):
     """After load_weights the engine is the pushed model, to float32 rounding, and says its version."""
     try:

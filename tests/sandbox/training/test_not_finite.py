@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_names_its_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A weight that turns to inf before the second step's first update: step, metric and tensor are in the line, and
-    the verdict gives the reason."""
+    the verdict gives the reason. The step's batch stays, though no trace was due."""
     real = SandboxTrainingEngine.update
 
     def poisoned(self: SandboxTrainingEngine, *args):
@@ -76,10 +76,14 @@ def test_a_gradient_that_is_not_finite_names_its_step(
         return real(self, *args)
 
     monkeypatch.setattr(SandboxTrainingEngine, "update", poisoned)
-    message = fails(capsys, code=1)
+    message = fails(capsys, "--traces.every", "3", code=1)
     assert re.match(r"step 2: actor/grad_norm is nan: the gradient of \S+.* is not finite\n", message), message
     (folder,) = map(RunFolder, folders())
     assert folder.metrics()[-1] == {"step": 2, "actor/grad_norm": None, "non_finite": ["actor/grad_norm"]}
+    (path,) = folder.traces()
+    trace = Trace.load(path)
+    # The old pass was before the update, with the weights as they were.
+    assert (trace.step, len(trace)) == (2, 8) and bool(trace.logp_old.isfinite().all())
     check_ended(folder)
 
 
