@@ -27,6 +27,9 @@ def kl_p_q(logits_p: Float[Tensor, "*batch V"], logits_q: Float[Tensor, "*batch 
     A token that p forbids (logit -inf) adds 0; one that only q forbids makes the divergence inf. Gradients reach both.
     """
     logp, logq = logits_p.log_softmax(-1), logits_q.log_softmax(-1)
+    # The usual case, without the masks below and with the same bits. A NaN or an empty batch takes the long way.
+    if logp.numel() and min(logp.amin().item(), logq.amin().item()) > -math.inf:
+        return (logp.exp() * (logp - logq)).sum(-1)
     possible = logp > -math.inf
     # The log-ratio is taken only where p can go, so that 0 * inf appears neither in the value nor in the gradient.
     log_ratio = torch.where(possible, logp, 0.0) - torch.where(possible, logq, 0.0)

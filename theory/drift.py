@@ -51,7 +51,8 @@ def squared_drift(
     # A leaf of its own: the derivative stops here, and needs neither the caller's graph nor its grad mode.
     leaf_BT = wide(logp_pi_BT.detach()).requires_grad_()
     with torch.enable_grad():
-        output = bare(leaf_BT, logp_old_BT, logp_mu_BT, advantages_B, is_response_BT, totals=Totals(1, 1))
+        given = (logp_old_BT, logp_mu_BT, advantages_B, is_response_BT)
+        output = bare(leaf_BT, *given, totals=Totals(1, 1), has_metrics=False)
         (c_BT,) = torch.autograd.grad(output.objective, leaf_BT)
     kept_BT = objective.kept(logp_old_BT, logp_mu_BT, is_response_BT)
     pi_BT, mu_BT = (torch.where(kept_BT, wide(x_BT.detach()), 0.0) for x_BT in (logp_pi_BT, logp_mu_BT))

@@ -39,7 +39,7 @@ def given_advantages(
         buffer, factor = algorithm.overlong_buffer, algorithm.overlong_factor
         labels_PG = labels_PG + overlong_penalty(whole_PG, algorithm.max_tokens, buffer, factor)
     if not algorithm.objective.has_token_advantages:
-        lengths_PG = torch.tensor([int(r.is_response.sum()) for r in rollouts.responses]).view_as(labels_PG)
+        lengths_PG = torch.tensor(rollouts.padded().num_sampled_B).view_as(labels_PG)
         return advantages_of(advantage, labels_PG, lengths_PG).reshape(-1), None
     if scores.sum_squares_BT is None:
         raise ValueError(f"advantage {advantage} needs sum_v old(v)^2 from the training engine, got none")

@@ -6,7 +6,7 @@ Letters: theory/contracts.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -116,7 +116,7 @@ class Response:
     @property
     def num_tokens(self) -> int:
         """Prompt and response tokens together (S)."""
-        return len(self.prompt.tokens) + len(self.tokens)
+        return len(self.prompt.tokens) + self.tokens.shape[0]
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,29 @@ class TokenBatch:
         row_BT = self.num_prompt_B[:, None] + torch.arange(T, device=self.num_prompt_B.device) - 1
         return row_BT.clamp(max=self.tokens_BS.shape[1] - 1)
 
+    @property
+    def num_sampled_B(self) -> list[int]:
+        """The number of tokens of each response that mu sampled."""
+        return self.is_response_BT.sum(1).tolist()
+
+    @property
+    def sampling_rows_B(self) -> tuple[Int[Tensor, " _"], ...]:
+        """The input rows of each response that predict the tokens which mu sampled, ascending."""
+        # `nonzero` goes through the mask row by row: these are `sampling_rows` (theory/routing/features.py) of all.
+        b_n, t_n = self.is_response_BT.nonzero(as_tuple=True)
+        return (self.num_prompt_B[b_n] - 1 + t_n).split(self.num_sampled_B)
+
+    def select(self, indices: Sequence[int]) -> TokenBatch:
+        """These rows, in this order, as wide as their own longest response and sequence."""
+        indices = list(indices)
+        if indices == list(range(len(self.num_tokens_B))):
+            return self
+        prompt_b, tokens_b = self.num_prompt_B[indices], self.num_tokens_B[indices]
+        S, T = int(tokens_b.max()), int((tokens_b - prompt_b).max())
+        top = (None if x_BTK is None else x_BTK[indices, :T] for x_BTK in (self.top_ids_BTK, self.top_logp_mu_BTK))
+        of_tokens = self.is_response_BT[indices, :T], self.logp_mu_BT[indices, :T]
+        return TokenBatch(self.tokens_BS[indices, :S], prompt_b, tokens_b, *of_tokens, self.temperature, *top)
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -168,13 +191,33 @@ class Rollouts:
         # The trainer compares the tuple of responses by identity, too (sandbox/training/forward.py::Kept.serves).
         if indices == list(range(len(self))):
             return self
-        return Rollouts(
+        chosen = Rollouts(
             responses=tuple(self.responses[i] for i in indices),
             experts=None if self.experts is None else self.experts.select(indices),
             features=None if self.features is None else self.features.select(indices),
             temperature=self.temperature,
             top=None if self.top is None else self.top.select(indices),
         )
+        return chosen._with_padding(None if self._made is None else self._made.select(indices))
+
+    def without_records(self) -> Rollouts:
+        """The same responses without the routing record and features."""
+        return replace(self, experts=None, features=None)._with_padding(self._made)
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy for another process can pad for itself.
+        return {name: value for name, value in vars(self).items() if name != "_padded"}
+
+    @property
+    def _made(self) -> TokenBatch | None:
+        """The padded tensors if they were made already."""
+        return vars(self).get("_padded")
+
+    def _with_padding(self, padded: TokenBatch | None) -> Rollouts:
+        """These new rollouts, whose padded tensors are rows of others' (None: not made yet)."""
+        if padded is not None:
+            vars(self)["_padded"] = padded
+        return self
 
     def padded(self) -> TokenBatch:
         """The responses as right-padded tensors; padding tokens are 0, padding log-probs 0 under a False mask."""

@@ -19,7 +19,7 @@ from theory.routing.record import RoutingRecord
 
 def rollout_metrics(rollouts: Rollouts, rewards_B: Float[Tensor, " B"], max_turns: int) -> dict[str, float]:
     """Reward, length and turn statistics over the B responses; lengths count the tokens that mu sampled."""
-    lengths = [int(r.is_response.sum()) for r in rollouts.responses]
+    lengths = rollouts.padded().num_sampled_B
     metrics = {
         "reward/mean": rewards_B.mean().item(),
         "reward/std": rewards_B.std(correction=0).item(),

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from theory.routing.packed_rows import offsets_of, selected_rows
+
 
 @dataclass(frozen=True, eq=False)
 class TopTokens:
@@ -56,8 +58,8 @@ class TopTokens:
 
     def select(self, indices: Sequence[int]) -> TopTokens:
         """The rows of these responses, in this order."""
-        ids, logp = zip(*(self.rows(b) for b in indices), strict=True)
-        return TopTokens(torch.cat(ids), torch.cat(logp), _offsets([len(rows) for rows in ids]), self.vocab_size)
+        which, offsets = selected_rows(self.offsets, indices)
+        return TopTokens(self.ids[which], self.logp[which], offsets, self.vocab_size)
 
     @staticmethod
     def concat(parts: Sequence[TopTokens]) -> TopTokens:
@@ -67,7 +69,7 @@ class TopTokens:
             raise ValueError(f"top tokens: expected one (tokens, vocabulary) in all parts, got {sizes}")
         lengths = [int(n) for part in parts for n in part.offsets.diff()]
         ids, logp = torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts])
-        return TopTokens(ids, logp, _offsets(lengths), parts[0].vocab_size)
+        return TopTokens(ids, logp, offsets_of(lengths), parts[0].vocab_size)
 
     def padded(self) -> tuple[Int[Tensor, "B T K"], Float[Tensor, "B T K"]]:
         """Right-padded to the longest response: ids 0 and log-probabilities -inf there."""
@@ -84,7 +86,3 @@ def id_dtype(vocab_size: int) -> torch.dtype:
     """The narrowest signed integer type that holds every token."""
     # + 1, as ids end at vocab_size - 1.
     return torch.int16 if vocab_size <= torch.iinfo(torch.int16).max + 1 else torch.int32
-
-
-def _offsets(lengths: Sequence[int]) -> Int[Tensor, " B_plus_1"]:
-    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

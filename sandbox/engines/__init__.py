@@ -5,15 +5,11 @@ Its class states everything about it: its dials and words, the links that it bre
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterator
-from importlib import import_module
-from inspect import isabstract
 from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field, model_validator
 
-from lab.strict import Strict
+from lab.strict import Strict, kinds_in
 from sandbox.engines.activation_precision import ActivationPrecision
 from sandbox.engines.block_precision import BlockPrecision
 from sandbox.engines.defect import Defect
@@ -28,18 +24,8 @@ from sandbox.engines.sampling_mismatch import SamplingMismatch
 from sandbox.engines.stale_weights import StaleWeights
 from sandbox.engines.weight_precision import WeightPrecision
 
-
-def _kinds() -> Iterator[type[Defect]]:
-    """The defects that the files of this folder define."""
-    for file in pkgutil.iter_modules(__path__):
-        module = import_module(f"{__name__}.{file.name}")
-        # A module's names include those that it imports, which another file defines.
-        own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
-        yield from (value for value in own if isinstance(value, type) and issubclass(value, Defect))
-
-
 KINDS: tuple[type[Defect], ...] = tuple(
-    sorted((kind for kind in _kinds() if not isabstract(kind)), key=lambda kind: (kind.place, kind.__name__))
+    sorted(kinds_in(__name__, Defect), key=lambda kind: (kind.place, kind.__name__))
 )
 """Every kind of defect, in the order of the config's schema and of the defect table."""
 

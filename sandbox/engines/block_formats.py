@@ -32,8 +32,8 @@ def round_fp8_ue8m0(x: Tensor, amax: Tensor) -> Tensor:
 def round_mxfp8(x: Tensor) -> Tensor:
     """x in MXFP8: blocks of 32 along the last axis, elements FP8 e4m3, scale 2^(floor(log2 amax) - 8).
 
-    Over that scale amax lies in [256, 512): values above 448 saturate (relative error at most 1/8), all others have a
-    relative error of at most 2^-4, or half of 2^-9 times the scale.
+    Divided by that scale, amax lies in [256, 512): values above 448 saturate (relative error at most 1/8), all others
+    have a relative error of at most 2^-4, or half of 2^-9 times the scale.
     """
     # frexp's mantissa is in [0.5, 1): floor(log2 amax) is its exponent less 1.
     amax = amax_of_blocks(x, 1, MX_BLOCK)

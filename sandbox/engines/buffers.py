@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.model.config import ModelConfig
+from sandbox.model.routing import NaturalRecorder
 from theory.contracts import Prompt
 from theory.routing.gates import Gate, route
 from theory.routing.packed_rows import offsets_of
@@ -20,7 +21,7 @@ from theory.routing.record import index_dtype
 from theory.top_tokens import TopTokens
 
 
-class PassRecorder:
+class PassRecorder(NaturalRecorder):
     """Natural routing that records one forward pass: experts, router inputs and logits by layer."""
 
     def __init__(self, keep_features: bool):

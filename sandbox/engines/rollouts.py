@@ -40,7 +40,8 @@ def rollouts_of(
     top = None if buffers.top is None else buffers.top.take(buffers.lengths_B)
     if buffers.experts_BWLK is None:
         return Rollouts(tuple(responses), temperature=sampling.scored_temperature, top=top)
-    num_rows = [r.num_tokens - 1 for r in responses]  # a record has no row for the last token
+    # A record has no row for the last token.
+    num_rows = [len(r.prompt.tokens) + length - 1 for r, length in zip(responses, lengths, strict=True)]
     # A mask keeps row order within responses and response order: the packing of a record.
     is_row_BW = torch.arange(buffers.experts_BWLK.shape[1]) < torch.tensor(num_rows)[:, None]
     experts = buffers.experts_BWLK[is_row_BW]

@@ -82,8 +82,8 @@ class SandboxTrainingEngine:
 
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         """log pi_old of every sampled token and the entropy (nats) of every next-token distribution, detached."""
-        B = len(rollouts)
-        T = max(len(r.tokens) for r in rollouts.responses)
+        whole = rollouts.padded()
+        B, T = whole.is_response_BT.shape
         logp_BT, entropy_BT, squares_BT = (self.model.norm.new_zeros(B, T) for _ in range(3))
         logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
         seen = BatchRoutes()
@@ -91,11 +91,13 @@ class SandboxTrainingEngine:
         # `held` packs weights for whole passes, which take no gradients: a pass with a graph cannot use them.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
             for chosen in self._micro_batches(B):
-                with self._context(rollouts, plan, chosen) as context:
-                    forward = forward_pass(self.model, rollouts.select(chosen).padded(), context, self.numerics)
+                with self._context(whole, plan, chosen) as context:
+                    batch = whole.select(chosen)
+                    forward = forward_pass(self.model, batch, context, self.numerics, has_entropy=True)
                 # Micro-batches are contiguous, and as wide as their own longest response.
                 own = slice(chosen[0], chosen[-1] + 1), slice(forward.logp_BT.shape[1])
                 logp_BT[own] = forward.logp_BT.detach()
+                assert forward.entropy_BT is not None and forward.sum_squares_BT is not None
                 entropy_BT[own], squares_BT[own] = forward.entropy_BT, forward.sum_squares_BT
                 if logp_top_BTK is not None and forward.logp_top_BTK is not None:
                     logp_top_BTK[own] = forward.logp_top_BTK.detach()
@@ -109,12 +111,11 @@ class SandboxTrainingEngine:
         """log pi_ref of every sampled token, under the weights that this engine was built with, naturally routed."""
         if self.reference is None:
             raise ValueError("score_reference: expected an engine that keeps a reference, got keep_reference=False")
-        T = max(len(r.tokens) for r in rollouts.responses)
-        logp_BT = self.model.norm.new_zeros(len(rollouts), T)
+        whole = rollouts.padded()
+        logp_BT = self.model.norm.new_zeros(whole.is_response_BT.shape)
         with torch.no_grad(), self.reference.held():
             for chosen in self._micro_batches(len(rollouts)):
-                batch = rollouts.select(chosen).padded()
-                logp = forward_pass(self.reference, batch, NaturalRouting(), self.numerics).logp_BT
+                logp = forward_pass(self.reference, whole.select(chosen), NaturalRouting(), self.numerics).logp_BT
                 logp_BT[chosen[0] : chosen[-1] + 1, : logp.shape[1]] = logp
         return logp_BT
 
@@ -176,8 +177,9 @@ class SandboxTrainingEngine:
 
     def differentiable(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Forward, ReplayContext]:
         """The forward of `update` with its graph, all responses as one micro-batch, and its closed context."""
-        with self._context(rollouts, plan, range(len(rollouts))) as context:
-            forward = forward_pass(self.model, rollouts.padded(), context, self.numerics)
+        whole = rollouts.padded()
+        with self._context(whole, plan, range(len(rollouts))) as context:
+            forward = forward_pass(self.model, whole, context, self.numerics)
         return forward, context
 
     def named_tensors(self, folded: bool = False) -> NamedTensors:
@@ -271,12 +273,11 @@ class SandboxTrainingEngine:
         if kept is not None and kept.serves(rollouts, plan):
             yield kept.forward, kept.context
             return
-        batch = whole if len(chosen) == len(rollouts) else rollouts.select(chosen).padded()
-        with self._context(rollouts, plan, chosen) as context:
-            yield forward_pass(self.model, batch, context, self.numerics), context
+        with self._context(whole, plan, chosen) as context:
+            yield forward_pass(self.model, whole.select(chosen), context, self.numerics), context
 
-    def _context(self, rollouts: Rollouts, plan: RoutingPlan, chosen: Sequence[int]) -> ReplayContext:
-        num_rows_B = [rollouts.responses[i].num_tokens - 1 for i in chosen]
+    def _context(self, whole: TokenBatch, plan: RoutingPlan, chosen: Sequence[int]) -> ReplayContext:
+        num_rows_B = (whole.num_tokens_B[list(chosen)] - 1).tolist()
         return ReplayContext(plan.select(chosen), num_rows_B, max(num_rows_B), self.model.config.moe_layers)
 
 

@@ -23,13 +23,16 @@ from theory.temperature import tempered
 
 @dataclass
 class Forward:
-    """The forward pass of one micro-batch; log-probs carry the graph if gradients are on."""
+    """The forward pass of one micro-batch; log-probs carry the graph if gradients are on.
+
+    `entropy_BT` and `sum_squares_BT` of the whole distributions are there if the pass was asked for them.
+    """
 
     batch: TokenBatch
     logp_BT: Float[Tensor, "B T"]
-    entropy_BT: Float[Tensor, "B T"]
-    sum_squares_BT: Float[Tensor, "B T"]
     logp_top_BTK: Float[Tensor, "B T K"] | None = None
+    entropy_BT: Float[Tensor, "B T"] | None = None
+    sum_squares_BT: Float[Tensor, "B T"] | None = None
 
 
 @dataclass
@@ -73,8 +76,10 @@ class Kept:
         return used is not None and bool((plan.record.experts == used.experts).all())
 
 
-def forward_pass(model: MoE, batch: TokenBatch, routing: Routing, numerics: Numerics) -> Forward:
-    """Log-probs (with graph) and entropies of the response tokens at the batch's temperature.
+def forward_pass(
+    model: MoE, batch: TokenBatch, routing: Routing, numerics: Numerics, has_entropy: bool = False
+) -> Forward:
+    """Log-probs (with graph) of the response tokens at the batch's temperature; with `has_entropy` also entropies.
 
     Logits are computed for those rows only.
     """
@@ -89,17 +94,19 @@ def forward_pass(model: MoE, batch: TokenBatch, routing: Routing, numerics: Nume
     tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
     logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
     logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
-    # Metrics and baselines only read these: a graph would keep two more tensors of n x V.
-    with torch.no_grad():
-        entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
-        all_pi_nV = all_logp_nV.exp()
-        entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
-        squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
-    if batch.top_ids_BTK is None:
-        return Forward(batch, logp_BT, entropy_BT, squares_BT)
-    logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
-    empty_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape)
-    return Forward(batch, logp_BT, entropy_BT, squares_BT, empty_BTK.index_put((b_n, t_n), logp_nK))
+    found = Forward(batch, logp_BT)
+    if has_entropy:
+        # Metrics and baselines only read these: a graph would keep two more tensors of n x V.
+        with torch.no_grad():
+            entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
+            all_pi_nV = all_logp_nV.exp()
+            entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
+            squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
+        found.entropy_BT, found.sum_squares_BT = entropy_BT, squares_BT
+    if batch.top_ids_BTK is not None:
+        logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
+        found.logp_top_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape).index_put((b_n, t_n), logp_nK)
+    return found
 
 
 def concat_routes(seen: BatchRoutes) -> tuple[RoutingRecord | None, RoutingRecord | None, RouterFeatures | None]:

@@ -164,12 +164,14 @@ CAPTURE = (
         "slime #1187, NeMo-RL #4083",
         (
             Edit(
-                f"{TRAINER}:SandboxTrainingEngine.score", "B = len(rollouts)", "B = len(rollouts); self.last = routing"
+                f"{TRAINER}:SandboxTrainingEngine.score",
+                "whole = rollouts.padded()",
+                "whole = rollouts.padded(); self.last = plan",
             ),
             Edit(
                 f"{TRAINER}:SandboxTrainingEngine.score_reference",
                 "NaturalRouting()",
-                "self._context(rollouts, self.last, chosen).__enter__()",
+                "self._context(whole, self.last, chosen).__enter__()",
             ),
         ),
         "reference_is_naturally_routed",

@@ -46,6 +46,20 @@ def test_forbidden_tokens() -> None:
     assert d.entropy(cut).item() == pytest.approx(d.entropy(full[:2]).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("forbidden", [0, 1])
+def test_kl_of_a_row_does_not_depend_on_what_other_rows_forbid(forbidden: int) -> None:
+    """A row without -inf has the same bits of value and gradient beside a row with one, in p or in q."""
+    alone = [torch.randn(1, V, generator=torch.manual_seed(s), dtype=torch.float64).requires_grad_() for s in (0, 1)]
+    row = torch.zeros(1, V, dtype=torch.float64)
+    cut = row.index_fill(1, torch.tensor([2]), -math.inf)
+    beside = [cut, row] if forbidden == 0 else [row, cut]
+    together = [torch.cat([x, other]) for x, other in zip(alone, beside, strict=True)]
+    ours, theirs = d.kl_p_q(alone[0], alone[1])[0], d.kl_p_q(together[0], together[1])[0]
+    assert ours.item() == theirs.item()
+    grads = [torch.autograd.grad(value, alone) for value in (ours, theirs)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 @pytest.mark.parametrize("fn", [d.kl_p_q, d.tv_p_q])
 def test_forbidden_tokens_leave_gradients_finite(fn) -> None:
     """A token that both forbid passes no nan into the gradient of the tokens that they allow."""

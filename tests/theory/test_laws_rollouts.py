@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import fields
+
 import pytest
 import torch
+from torch import Tensor
 
 from theory.contracts import Prompt, Response, Rollouts
 from theory.objectives import preset
-from theory.routing.features import RouterFeatures
+from theory.routing.features import RouterFeatures, sampling_rows
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 from theory.streams import stream
@@ -49,6 +53,29 @@ def test_padding_keeps_every_token_and_every_hole() -> None:
         assert batch.predicting_row_BT[b, :T].tolist() == [P + t - 1 for t in range(T)]
     assert batch.num_prompt_B.tolist() == [P for P, _ in LENGTHS]
     assert batch.num_tokens_B.tolist() == [P + T for P, T in LENGTHS]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1]])
+def test_padding_of_a_selection_does_not_depend_on_what_was_padded_before(order: list[int]) -> None:
+    """A selection's batch is that of its own responses, whether it is made afresh or from the whole's batch."""
+    fresh, rollouts = draw_rollouts(), draw_rollouts()
+    rollouts.padded()
+    expected = fresh.select(order).padded()
+    for batch in (rollouts.select(order).padded(), rollouts.without_records().select(order).padded()):
+        for field in fields(expected):
+            want, got = getattr(expected, field.name), getattr(batch, field.name)
+            assert torch.equal(got, want) if isinstance(want, Tensor) else got == want, field.name
+    # Pickled, as for another process, rollouts have the same bytes whether they were padded or not.
+    assert len(pickle.dumps(rollouts)) == len(pickle.dumps(draw_rollouts()))
+
+
+def test_rows_that_predict_sampled_tokens() -> None:
+    """The batch's sampling rows are those of each response by itself, its holes left out."""
+    rollouts = draw_rollouts()
+    found = rollouts.padded().sampling_rows_B
+    for rows, response in zip(found, rollouts.responses, strict=True):
+        assert torch.equal(rows, sampling_rows(len(response.prompt.tokens), response.is_response))
+    assert rollouts.padded().num_sampled_B == [2, 1, 2]
 
 
 def test_tokens_that_mu_did_not_sample_are_in_no_objective() -> None:

@@ -90,7 +90,7 @@ def test_features_cannot_be_built_invalid() -> None:
         with pytest.raises(ValueError, match=message):
             RouterFeatures(*arguments)
     for b in (-1, 2):
-        with pytest.raises(ValueError, match=rf"^expected responses in \[0, 2\), got \[0, {b}\]$"):
+        with pytest.raises(ValueError, match=rf"^expected a response in \[0, 2\), got {b}$"):
             good.select([0, b])
 
 

@@ -74,12 +74,7 @@ class Objective(Composition):
             logp_pi_BT, advantages_B, logp_old_BT=logp_old_BT, logp_mu_BT=logp_mu_BT, is_response_BT=is_response_BT,
             logp_ref_BT=logp_ref_BT, router_shift_BT=router_shift_BT, advantages_BT=advantages_BT,
         )  # fmt: skip
-        if self.kl_coefficient > 0 and logp_ref_BT is None:
-            raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
-        self._require_advantages(advantages_BT)
-        if self.m2_budget:
-            budget = f"{self.name}: m2_budget {self.m2_budget:g}"
-            raise ValueError(f"{budget}: expected bounds computed on a whole mini-batch (within_budget), got none")
+        self._require_inputs(logp_ref_BT, advantages_BT)
         # (B, 1), or (B, T) for advantages per token: both broadcast in every term.
         logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
         if advantages_BT is not None:
@@ -105,9 +100,7 @@ class Objective(Composition):
         if has_metrics and is_response_BT.any():
             everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
             metrics |= self._metrics(everything, advantages_B1, log_gamma_BT)
-            truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
-            truncated_BT = truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)
-            metrics |= self._correction_metrics(weight.value_BT, truncated_BT, kept_BT, is_response_BT)
+            metrics |= self._correction_metrics(weight.value_BT, log_gap_BT, log_rho_BT, kept_BT, is_response_BT)
             if logp_ref_BT is not None:
                 metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
         if logp_ref_BT is not None and self.kl_coefficient > 0:
@@ -151,10 +144,15 @@ class Objective(Composition):
         high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
-    def _require_advantages(self, advantages_BT: Tensor | None) -> None:
+    def _require_inputs(self, logp_ref_BT: Tensor | None, advantages_BT: Tensor | None) -> None:
+        if self.kl_coefficient > 0 and logp_ref_BT is None:
+            raise ValueError(f"{self.name}: expected logp_ref_BT for kl_coefficient {self.kl_coefficient}, got None")
         if self.has_token_advantages != (advantages_BT is not None):
             wanted, got = ("", "none") if advantages_BT is None else ("no ", "some")
             raise ValueError(f"{self.name}: advantage {self.advantage}: expected {wanted}advantages_BT, got {got}")
+        if self.m2_budget:
+            budget = f"{self.name}: m2_budget {self.m2_budget:g}"
+            raise ValueError(f"{budget}: expected bounds computed on a whole mini-batch (within_budget), got none")
 
     def _log_gamma(self, router_shift_BT: Tensor | None, is_response_BT: Tensor) -> Tensor | float:
         if not self.uses_router_shift:
@@ -239,9 +237,10 @@ class Objective(Composition):
 
     @torch.no_grad()
     def _correction_metrics(
-        self, weight_BT: Tensor, truncated_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
+        self, weight_BT: Tensor, log_gap_BT: Tensor, log_rho_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
     ) -> dict[str, Tensor]:
-        truncated_BT = truncated_BT & kept_BT
+        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
+        truncated_BT = (truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)) & kept_BT
         rejected_BT = is_response_BT & ~kept_BT
         return {
             "rollout_corr/weight_mean": masked_mean(weight_BT, is_response_BT),

@@ -19,6 +19,9 @@ from torch import Tensor
 from theory.routing.packed_rows import check_offsets, offsets_of, selected_rows
 from theory.routing.record import check_layer_numbers
 
+COMPARED = 512
+"""Feature rows that are compared at once: a multiple of every vector's width, so that no row falls on a ragged end."""
+
 
 @dataclass(frozen=True, eq=False)
 class RouterFeatures:
@@ -57,13 +60,10 @@ class RouterFeatures:
 
     def select(self, indices: Sequence[int]) -> RouterFeatures:
         """The features of these responses, in this order."""
-        indices, num = list(indices), len(self)
-        if any(not 0 <= b < num for b in indices):
-            raise ValueError(f"expected responses in [0, {num}), got {indices}")
         # All responses in their own order: the hidden states need no copy.
-        if indices == list(range(num)):
+        if list(indices) == list(range(len(self))):
             return self
-        # By `at`, which features in other processes override (scaled/cluster/features.py): nothing is fetched here.
+        # Features in other processes override `at` (scaled/cluster/features.py), so that nothing is fetched here.
         return self.at(*selected_rows(self.offsets, indices))
 
     def at(
@@ -115,7 +115,7 @@ class RouterFeatures:
             if part.has_hidden != first.has_hidden:
                 raise ValueError(f"expected hidden in all parts or in none, got a difference between parts 0 and {i}")
         num_rows = [n for part in parts for n in part.offsets.diff().tolist()]
-        # By a method of the first, and from offsets alone: features in other processes are joined there.
+        # The first part joins the others and reads no rows here: features in other processes are joined there.
         return first._followed_by(parts[1:], offsets_of(num_rows).to(first.offsets.device))
 
     def _followed_by(self, others: Sequence[RouterFeatures], offsets: Tensor) -> RouterFeatures:
@@ -145,7 +145,7 @@ class RouterFeatures:
         keys = [own_F * width + part.rows for (part, _), own_F in zip(parts, response_F, strict=True)]
         all_F = torch.cat(keys).unique()
         places = []
-        # By set of layers, of which there are a few, not by layer: rows may be those of a whole batch.
+        # A mask per set of layers, of which there are few, not per layer: rows may be those of a whole batch.
         filled = {part.layer_numbers: torch.zeros(len(all_F), dtype=torch.bool) for part, _ in parts}
         for (part, _), key_F in zip(parts, keys, strict=True):
             # Every key is in `all_F`, so that its insertion point is its own place.
@@ -190,16 +190,19 @@ class RouterFeatures:
         if not is_same or self.layer_numbers != other.layer_numbers:
             ours, theirs = ((len(one.rows), len(one), one.layer_numbers) for one in (self, other))
             raise ValueError(f"expected features of the same (rows, responses, layers), got {ours} and {theirs}")
-        # Apart from the checks, so that features in other processes are measured where they are.
+        # In a method of its own, so that features in other processes are measured where they are.
         return self._compared(other, measure)
 
     def _compared(self, other: RouterFeatures, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        return measure(self.logits, other.logits)
+        # COMPARED rows at a time, with the same bits: what a measure computes on the way then stays in a core's cache.
+        pairs = zip(self.logits.split(COMPARED), other.logits.split(COMPARED), strict=True)
+        return torch.cat([measure(own, others) for own, others in pairs])
 
     def minus_bias(self, predictor: Mapping[int, Float[Tensor, "D E"]]) -> RouterFeatures:
         """The features with p_old = logits - h W_p: an engine whose gate holds W + W_p reports h (W + W_p).
 
-        Exact up to rounding; 16-bit logits widen. Raises ValueError without `hidden`, or where a layer has no W_p.
+        Exact up to rounding; 16-bit logits become float32. Raises ValueError without `hidden`, or where a layer has no
+        W_p.
         """
         return self._shifted(predictor, -1.0)
 
@@ -271,6 +274,12 @@ def sampling_rows(num_prompt: int, is_response_T: Bool[Tensor, " T"]) -> Int[Ten
 def draw_sampling_rows(
     rows_B: Sequence[Int[Tensor, " _"]], num_positions: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " _"], ...]:
-    """`draw_rows` among the `sampling_rows` of each response; without observations the same draw as `draw_rows`."""
-    places_B = draw_rows([len(rows) for rows in rows_B], [0] * len(rows_B), num_positions, generator)
-    return tuple(rows[places] for rows, places in zip(rows_B, places_B, strict=True))
+    """`draw_rows` among the `sampling_rows` of each response; without observations this is the draw of `draw_rows`."""
+    num_B = [rows.shape[0] for rows in rows_B]
+    places_B = draw_rows(num_B, [0] * len(rows_B), num_positions, generator)
+    if not rows_B:
+        return ()
+    # All responses at once: a place counts from the first row of its own response.
+    sizes = [places.shape[0] for places in places_B]
+    first_F = offsets_of(num_B)[:-1].repeat_interleave(torch.tensor(sizes))
+    return torch.cat(list(rows_B))[torch.cat(places_B) + first_F].split(sizes)

@@ -47,6 +47,18 @@ static inline void weigh(const float* probs, long stride, long step, const float
         for (long c = 0; c < VECTORS; c++) store(out + g * width + c * LANES, total[g][c]);
 }
 
+// `weigh` for VECTORS vectors of any number of heads, MOST at a time. The widest tile has eight chains: fewer would wait
+// for one another's sums.
+template <long MOST, long VECTORS>
+static inline void weigh_columns(const float* probs, long heads, long stride, const float* values, long count, long width,
+                                 float* out) {
+    long g = 0;
+    for (; g + MOST <= heads; g += MOST)
+        weigh<MOST, VECTORS>(probs + g * stride, stride, 1, values, count, width, out + g * width);
+    if constexpr (MOST > 1)
+        weigh_columns<MOST - 1, VECTORS>(probs + g * stride, heads - g, stride, values, count, width, out + g * width);
+}
+
 // softmax(scale q k^T) v of `heads` query heads, adjacent in q and out, over `count` keys. Keys and values have `width`
 // floats each (a multiple of LANES), and memory for `count` rounded up to LANES. probs: (heads, stride), stride at least
 // that number.
@@ -66,14 +78,9 @@ static void attend(const float* q, long heads, const float* keys, const float* v
     }
     // Whatever the tile, an output is one chain over ascending p: the choice of tiles changes no bit.
     long c = 0;
-    for (; c + 4 * LANES <= width; c += 4 * LANES) {
-        long g = 0;
-        for (; g + 2 <= heads; g += 2) weigh<2, 4>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
-        for (; g < heads; g++) weigh<1, 4>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
-    }
-    for (; c < width; c += LANES) {
-        long g = 0;
-        for (; g + 4 <= heads; g += 4) weigh<4, 1>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
-        for (; g < heads; g++) weigh<1, 1>(probs + g * stride, stride, 1, values + c, count, width, out + g * width + c);
-    }
+    for (; c + 4 * LANES <= width; c += 4 * LANES)
+        weigh_columns<2, 4>(probs, heads, stride, values + c, count, width, out + c);
+    for (; c + 2 * LANES <= width; c += 2 * LANES)
+        weigh_columns<4, 2>(probs, heads, stride, values + c, count, width, out + c);
+    for (; c < width; c += LANES) weigh_columns<4, 1>(probs, heads, stride, values + c, count, width, out + c);
 }

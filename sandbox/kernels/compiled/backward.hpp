@@ -132,6 +132,9 @@ static void weigh_rows(const float* w, long count, long stride, long step, const
         for (; c + 4 * LANES <= width; c += 4 * LANES)
             r + 2 <= count ? weigh<2, 4>(at, stride, step, from + c, left, width, out + r * width + c)
                            : weigh<1, 4>(at, stride, step, from + c, left, width, out + r * width + c);
+        for (; c + 2 * LANES <= width; c += 2 * LANES)
+            r + 2 <= count ? weigh<2, 2>(at, stride, step, from + c, left, width, out + r * width + c)
+                           : weigh<1, 2>(at, stride, step, from + c, left, width, out + r * width + c);
         for (; c < width; c += LANES)
             r + 2 <= count ? weigh<2, 1>(at, stride, step, from + c, left, width, out + r * width + c)
                            : weigh<1, 1>(at, stride, step, from + c, left, width, out + r * width + c);

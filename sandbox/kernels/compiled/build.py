@@ -65,7 +65,7 @@ class Library:
         function, num = self._functions[name], len(arguments)
         assert num == len(function.argtypes) - 1, f"{name} takes {len(function.argtypes) - 1}, got {num}"
         # Bare addresses: `arguments` keeps every tensor alive until the function returns.
-        function(self.threads, *(pointer(a) if isinstance(a, Tensor) else a for a in arguments))
+        function(self.threads, *[pointer(a) if isinstance(a, Tensor) else a for a in arguments])
 
 
 def pointer(x: Tensor) -> int:

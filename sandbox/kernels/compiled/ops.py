@@ -6,6 +6,7 @@ Forward passes are batch-invariant by construction and use the row functions of 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -37,11 +38,17 @@ def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
     return packed
 
 
+@functools.lru_cache(maxsize=1024)
+def _end_of(num_rows: int) -> Tensor:
+    """The end of one group of all rows; a pass asks for the same one several times, and the kernels only read it."""
+    return torch.tensor([num_rows], dtype=torch.int32)
+
+
 def product_of(x: Tensor, packed: Tensor, ends: Tensor | None, num_out: int) -> Tensor:
     """Rows times packed weights; group e ends at row ends[e]. Without `ends`, all rows times the one weight."""
     width = x.shape[-1]
     if ends is None:
-        ends = torch.tensor([x.numel() // width], dtype=torch.int32)
+        ends = _end_of(x.numel() // width)
     out = x.new_empty(*x.shape[:-1], num_out)
     library()("fo_product", x, ends, len(ends), packed, width, num_out, out)
     return out
@@ -158,8 +165,11 @@ def attention(
 
 def check_ids(ids_NK: Tensor, num_experts: int) -> None:
     """Raises ValueError for an expert id out of range: the kernels would write beyond their memory."""
-    if ids_NK.numel() and not (int(ids_NK.min()) >= 0 and int(ids_NK.max()) < num_experts):
-        raise ValueError(f"experts: expected ids from 0 to {num_experts - 1}, got {ids_NK.min()} to {ids_NK.max()}")
+    if not ids_NK.numel():
+        return
+    low, high = (int(one) for one in ids_NK.aminmax())
+    if low < 0 or high >= num_experts:
+        raise ValueError(f"experts: expected ids from 0 to {num_experts - 1}, got {low} to {high}")
 
 
 class _Experts(Function):

@@ -70,7 +70,8 @@ def test_rows_of_norms_and_activations_do_not_depend_on_the_batch(seed, part, wi
 
 @given(SEEDS, parts(), st.sampled_from([(4, 2), (2, 2), (3, 1), (5, 1)]), st.sampled_from([2, 6, 8, 16, 24, 32, 40]))
 def test_attention_of_a_query_depends_on_its_keys_alone(seed, part, heads, width):
-    """A query has the same bits with fewer key slots, in any batch, whatever stands in slots that it does not see."""
+    """A query has the same bits with fewer key slots, in any batch, whatever stands in slots that it does not see, and
+    without the heads that share its keys."""
     num, start, stop = part
     H, h = heads
     slots = kernels.round_up(num, kernels.MIN_KEYS)
@@ -81,6 +82,7 @@ def test_attention_of_a_query_depends_on_its_keys_alone(seed, part, heads, width
     other_k, other_v = (t[1:2, :, :few].clone().index_fill_(2, torch.arange(stop, few), float("nan")) for t in (k, v))
     alone = COMPILED.attention(q[1:2, start:stop], other_k, other_v, seen[:, start:stop])
     assert torch.equal(alone, whole[1:2, start:stop])
+    assert torch.equal(COMPILED.attention(q[:, :, -1:], k[:, -1:], v[:, -1:], seen), whole[:, :, -1:])
 
 
 @given(SEEDS, parts(), st.integers(1, 9), st.integers(1, 4), WIDTHS, st.integers(1, 20))

@@ -43,9 +43,9 @@ def num_passes(monkeypatch) -> list[bool]:
     """Grows by a pass of the training engine: whether gradients were on."""
     passes, forward = [], engine.forward_pass
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         passes.append(torch.is_grad_enabled())
-        return forward(*arguments)
+        return forward(*arguments, **options)
 
     monkeypatch.setattr(engine, "forward_pass", counted)
     return passes

@@ -11,11 +11,11 @@ import torch
 from lab.doctor.diagnosis import diagnose
 from lab.traces import Trace
 from sandbox.engines import EngineConfig, SamplingMismatch
-from sandbox.exact.audit import moe_problem, tiny_moe
+from sandbox.exact.audit import moe_problem
 from sandbox.exact.routed_policy import target_policy
 from tests.contracts import worlds
 from tests.sandbox.engines.prefill import prefilled
-from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, ROUNDING, SEED, TREE
+from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, ROUNDING, SEED, TREE, tiny_moe
 from theory.contracts import MiniBatch, Rollouts, Sampling
 from theory.exact.estimator import estimate
 from theory.exact.groups import Group
