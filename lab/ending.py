@@ -6,7 +6,8 @@ from lab.config.run import RunConfig
 from lab.records import RunFolder
 from lab.report.run_page import write_report
 from lab.report.runs import ACCURACY, ReportRun, load_runs
-from lab.report.story import alone, listed, reasons
+from lab.report.story import alone, reasons
+from lab.report.style import listed
 from lab.verdict import judge
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 import pydantic
@@ -32,6 +34,19 @@ class Strict(pydantic.BaseModel):
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+def kinds_in(package: str, base: type[Model]) -> Iterator[type[Model]]:
+    """The blocks of that base with a `kind` of their own which the files of a package define, file by file by name."""
+    for file in sorted(file.name for file in pkgutil.iter_modules(import_module(package).__path__)):
+        module = import_module(f"{package}.{file}")
+        for value in vars(module).values():
+            # A module's names include those that it imports, which another file defines.
+            if isinstance(value, type) and value.__module__ == module.__name__ and issubclass(value, base):
+                kind = value.model_fields.get("kind")
+                # A base of several kinds has no field of that name, or one without a default.
+                if kind is not None and not kind.is_required():
+                    yield value
 
 
 def validate(model_cls: type[Model], raw: Mapping[str, Any], where: str) -> Model:
@@ -76,7 +91,7 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
         message = "missing, and it has no default"
     elif error["type"] == "json_invalid":
         problem = str(error.get("ctx", {}).get("error")).replace("line 1 column", "column")
-        message = f"not valid JSON ({problem}): {_short(error['input'])}"
+        message = f"not valid JSON ({problem}): {short(error['input'])}"
     elif error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         context = error.get("ctx", {})
         names.append(str(context.get("discriminator", "")).strip("'"))
@@ -89,7 +104,7 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
     else:
         wanted = re.sub(r"^Input should be (?=greater|less)", "expected a value ", message)
         wanted = re.sub(r"^Input should be ", "expected ", wanted)
-        message = f"{wanted[0].lower()}{wanted[1:]}, got {_short(error['input'])}"
+        message = f"{wanted[0].lower()}{wanted[1:]}, got {short(error['input'])}"
     return f"{'.'.join(names)}: {message}" if names else message
 
 
@@ -155,7 +170,7 @@ def _plain(value: Any) -> str:
     raise TypeError(f"a config holds text, numbers, lists and mappings only, got {type(value).__name__} {value!r}")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """The value as JSON, cut to one readable length."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -55,6 +55,7 @@ from lab.files import disk_errors
 from lab.strict import parse_json
 from lab.tensor_files import Blocks, write_tensors
 from theory.contracts import Rollouts, TokenScores
+from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord, index_dtype, narrowed
 
 SCHEMA = "firstorder.trace"
@@ -157,13 +158,11 @@ class Trace:
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
         known = mu if mu is not None else old
         version_A = torch.cat([r.version_T for r in responses])
-        # With a leading 0, so that the cumulative sum gives offsets.
-        num_tokens = torch.tensor([0, *(r.num_tokens for r in responses)], dtype=torch.int64)
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
         return Trace(
             step=step,
             tokens=tokens,
-            offsets=num_tokens.cumsum(0),
+            offsets=offsets_of([r.num_tokens for r in responses]),
             num_prompt=torch.tensor([len(r.prompt.tokens) for r in responses], dtype=torch.int64),
             is_response=torch.cat([r.is_response.cpu() for r in responses]),
             logp_mu=torch.cat([r.logp_mu.detach().cpu() for r in responses]),

@@ -83,7 +83,7 @@ def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], label
     # The largest first: plotly draws a category axis from the bottom up, so the least stands on top.
     order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
     layout = {
-        "xaxis": scale.axis() | {"title": {"text": "distance from the true gradient, relative to its length"}},
+        "xaxis": scale.axis() | {"title": {"text": "relative distance from the true gradient"}},
         "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": [labels[run] for run in order]}
         | {"automargin": True},
         "hovermode": "closest",

@@ -8,7 +8,6 @@ difference that leaves out 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from lab.audit.table import distinct, numbers, parts
 from lab.flow.table import MeanInterval, difference, ends, focus, interval
-from lab.report.style import number
+from lab.report.style import listed, number
 
 FACTOR = 2.0
 """The multiple of the others' entropy that counts as high; its inverse is a collapse."""
@@ -70,11 +69,10 @@ def headline(frame: pd.DataFrame) -> str:
     if not found:
         return "No objective's entropy ends at twice or at half of the others'"
     objective = max((turn.objective for turn in found), key=[turn.objective for turn in found].count)
-    told = [
-        f"{way} under {_listed([turn.error for turn in found if (turn.objective, turn.way) == (objective, way)])}"
-        for way in ("collapses", "stays high")
-        if any((turn.objective, turn.way) == (objective, way) for turn in found)
-    ]
+    told = []
+    for way in ("collapses", "stays high"):
+        errors = dict.fromkeys(turn.error for turn in found if (turn.objective, turn.way) == (objective, way))
+        told += [f"{way} under {listed(errors, '; ')}"] if errors else []
     return f"With {objective}, entropy {' and '.join(told)}"
 
 
@@ -90,7 +88,7 @@ def _entropy(frame: pd.DataFrame) -> list[str]:
         for way in ("collapses", "stays high"):
             own = [str(turn) for turn in found if (turn.objective, turn.way) == (objective, way)]
             if own:
-                said.append(f"Entropy {way} with {objective} under {_listed(own)}.")
+                said.append(f"Entropy {way} with {objective} under {listed(own, '; ')}.")
     return said or [
         "No entropy at the end is twice or half of the median over objectives, beyond its interval over problems."
     ]
@@ -110,10 +108,10 @@ def _reward(frame: pd.DataFrame) -> list[str]:
             continue
         end = interval(values[best], "reward", place["error"], best)
         said.append(f"{place['error']} with {best} ({end}; {worst} is lowest, by {gap})")
-    told = [f"Reward ends highest under {_listed(said)}."] if said else []
+    told = [f"Reward ends highest under {listed(said, '; ')}."] if said else []
     if alike:
         words = "the interval of the largest difference holds 0"
-        told.append(f"Under {_listed(alike)} reward tells no objectives apart: {words}.")
+        told.append(f"Under {listed(alike, '; ')} reward tells no objectives apart: {words}.")
     return told
 
 
@@ -143,8 +141,3 @@ def _scope(frame: pd.DataFrame) -> str:
         f"{runs:,} runs of exact expected updates on {num} problems: means, and 95% intervals over problems. These "
         f"sentences and the first picture are at N = {min(distinct(frame, 'N')):g} with {noise}."
     )
-
-
-def _listed(words: Sequence[str]) -> str:
-    *most, final = dict.fromkeys(words)
-    return f"{'; '.join(most)} and {final}" if most else final

@@ -1,6 +1,6 @@
 """The architectures, a row each: the conventions that a public class fixes and its config.json does not state.
 
-A model is written under the first row that computes exactly it (`writer.py`), else under our own, the last row.
+A model is written under the first row that computes exactly the same (`writer.py`), else under our own, the last row.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Family:
     decoder_sparse_step).
     num_experts, expert_size: the fields that hold them.
     gate: `qwen` is a softmax over all experts, `deepseek` has groups, a factor and shared experts besides.
-    score: of an expert in a `deepseek` gate; with `states_score` the file's scoring_func comes first.
-    norm_topk_prob: its value where the file is silent; `always`: whatever the file states. softmax_after: our files of
-    it may put the softmax after the choice of experts, which equals the renormalised one but for rounding.
+    score: that of an expert in a `deepseek` gate; with `states_score` the file's scoring_func takes precedence.
+    norm_topk_prob: its value where the file is silent; `always`: whatever the file states. softmax_after: files
+    that we write may put the softmax after the choice of experts, which equals the renormalised one but for rounding.
     window: a sliding window is on where use_sliding_window says so (`switched`), where it has a width (`set`), or in
     the layers above max_window_layers (`layers`).
     block, projections, shared: the names of its weights.

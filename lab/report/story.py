@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from lab.report.runs import ACCURACY, ReportRun
-from lab.report.style import number
+from lab.report.style import listed, number
 from lab.report.treatments import Treatment, TreatmentGroup, groups
 from lab.verdict import KL
 
@@ -253,8 +253,3 @@ def _joined(items: Sequence[Sentence]) -> Sentence:
         mark = "" if place == 0 else " and " if place == len(items) - 1 else ", "
         sentence += [*([Words(mark)] if mark else []), *item]
     return sentence
-
-
-def listed(texts: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

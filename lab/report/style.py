@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -52,6 +53,12 @@ def number(value: float | int | None, decimals: int | None = None) -> str:
         return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def listed(texts: Iterable[str], mark: str = ", ") -> str:
+    """`a, b and c`; `mark` separates all but the last two."""
+    *most, last = texts
+    return f"{mark.join(most)} and {last}" if most else last
 
 
 def shortened(text: str, length: int) -> str:

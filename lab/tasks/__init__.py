@@ -1,26 +1,27 @@
 """Tasks with verifiable rewards: sources of prompts and graders behind `theory.contracts.Task`.
 
-To add one: a file with a config block (a literal `kind`, `task()`) and a task class, and its block in `TaskConfig`.
+A new task is a new file in this folder, with a config block (a literal `kind`, `task()`) and a task class.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field
 
-from lab.tasks.arithmetic import ArithmeticConfig
+from lab.strict import kinds_in
 from lab.tasks.block import DemonstratedTask, TaskBlock, TextTask
-from lab.tasks.calculator import CalculatorConfig
-from lab.tasks.countdown import CountdownConfig
-from lab.tasks.jsonl import DatasetConfig, JsonlConfig
 from lab.tasks.tokenizers import Tokenizer
 from theory.contracts import Task
 
-TaskConfig = Annotated[
-    ArithmeticConfig | CalculatorConfig | CountdownConfig | JsonlConfig | DatasetConfig, Field(discriminator="kind")
-]
-"""The `task:` block of a run's config; its `kind` selects the task."""
+KINDS: tuple[type[TaskBlock], ...] = tuple(kinds_in(__name__, TaskBlock))
+"""Every kind of `task:` block, in the order of the config's schema."""
+
+if TYPE_CHECKING:
+    TaskConfig = TaskBlock
+else:
+    # pydantic picks the member by its `kind`; type checkers cannot follow a union that is made at run time.
+    TaskConfig = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007
 
 
 def build(config: TaskBlock, tokenizer: Tokenizer | None = None) -> TextTask:
@@ -44,4 +45,7 @@ def check_vocabulary(config: TaskBlock, task: TextTask, vocab_size: int) -> None
         raise ValueError(f"model.path: expected a model of {least}the task's {needed} tokens, got {vocab_size}")
 
 
-__all__ = ["DemonstratedTask", "Task", "TaskBlock", "TaskConfig", "TextTask", "Tokenizer", "build", "check_vocabulary"]
+__all__ = [
+    "KINDS", "DemonstratedTask", "Task", "TaskBlock", "TaskConfig", "TextTask", "Tokenizer", "build",
+    "check_vocabulary",
+]  # fmt: skip

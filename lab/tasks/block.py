@@ -71,6 +71,10 @@ class TaskBlock(Strict):
         """The teachers that can cold-start a model on the task, the default first; none without demonstrations."""
         return ()
 
+    def count_held_out(self) -> int | None:
+        """The number of held-out problems; None where neither a field `num_held_out` nor a file at hand tells it."""
+        return getattr(self, "num_held_out", None)
+
     @abstractmethod
     def task(self, tokenizer: Tokenizer | None) -> TextTask:
         """The task; `tokenizer` is given where `needs_tokenizer`. ValueError for an error in the config or the file."""

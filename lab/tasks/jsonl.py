@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, overload
 
 import torch
@@ -33,6 +34,11 @@ class ProblemFileConfig(ProblemsConfig):
         """The task; with demonstrations where the rows have solutions."""
         assert tokenizer is not None, "lab.tasks.build asks for the tokenizer"
         return (ProblemTask if self.solution_key is None else DemonstratedProblemTask)(self, tokenizer)
+
+    def count_held_out(self) -> int | None:
+        """The number of held-out problems, read from the files; None where one of them is not on this machine."""
+        is_here = all(Path(name).exists() for name in self.named_files)
+        return len(split(self)[1]) if is_here else None
 
     def file_prompts(self, path: str, tokenizer: Tokenizer) -> tuple[Prompt, ...]:
         """Every problem of that file, none held out."""

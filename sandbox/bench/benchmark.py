@@ -22,6 +22,7 @@ from rich.table import Table
 from lab.manifest import manifest
 from sandbox.bench import reference_trl
 from sandbox.bench.exact_training import LENGTH, NUM_UPDATES, moe_updates, updates
+from sandbox.bench.ledger_work import UPDATES, LedgerStep
 from sandbox.bench.memory import peak_bytes
 from sandbox.bench.reference_work import (
     NUM_TURNS,
@@ -37,6 +38,7 @@ from sandbox.kernels import EAGER, Kernels
 from theory.routing.passes import Mode
 
 OURS, THEIRS, TRAINER = "firstorder", "transformers", "TRL"
+LEDGER = "the ledger's update"
 EXACT_TRAINING = f"exact training, {NUM_UPDATES} updates"
 QUIET = 0.12
 """CPUs that other processes may use before the figures are called contended."""
@@ -160,6 +162,7 @@ def _prepare(work: Work, kernels: Kernels, threads: int) -> tuple[list[Piece], f
         Piece("forward + backward", THEIRS, lambda: theirs.gradient(batch, minibatch), over=OURS),
         *(piece for name, n in steps for piece in _step_pieces(name, n, ours, theirs)),
         *_replay_pieces(steps[-1][0], ours),
+        *_ledger_pieces(kernels),
         Piece(EXACT_TRAINING, OURS, updates()),
         Piece(EXACT_TRAINING, "3 times the responses", updates(LENGTH + 1), over=OURS),
         Piece(EXACT_TRAINING, "an MoE", moe_updates(), over=OURS),
@@ -187,6 +190,14 @@ def _replay_pieces(name: str, ours: Sandbox) -> Iterator[Piece]:
         for mode, plain in over.items():
             other = OURS if plain is None else f"{plain}{suffix}"
             yield Piece(name, f"{mode}{suffix}", ours.step(mode, OFF_POLICY, num), over=other)
+
+
+def _ledger_pieces(kernels: Kernels) -> Iterator[Piece]:
+    """A global step of 64 responses, the unit of the claims ledger, and one of 8 times as many."""
+    one, many = LedgerStep(1, kernels), LedgerStep(UPDATES, kernels)
+    yield Piece(LEDGER, OURS, one.step)
+    yield Piece(LEDGER, "without sampling", one.training(), over=OURS)
+    yield Piece(LEDGER, f"{UPDATES} of them in a step", many.step, over=OURS)
 
 
 def _time(

@@ -117,7 +117,12 @@ class EvenTokens:
 
     def reward(self, prompt: Prompt, response: Response) -> float:
         """The share of even tokens, in [0, 1]."""
-        return float((response.tokens % 2 == 0).float().mean())
+        return even_share(response)
+
+
+def even_share(response: Response) -> float:
+    """The share of a response's tokens that are even, in [0, 1]."""
+    return float((response.tokens % 2 == 0).float().mean())
 
 
 class Sandbox:

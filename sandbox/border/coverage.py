@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from lab.report.style import listed
 from sandbox.border.pictures import GAP_WORDS, TITLES
 from sandbox.border.study import paragraph
 from sandbox.border.table import where
@@ -47,7 +48,7 @@ def markdown(grpo: pd.DataFrame) -> str:
             together.setdefault(gaps, []).append(TITLES[remedy])
     named = {(gap, n, remedy) for gap, n, remedy in lacking if gap in empty or gap in by_remedy[remedy]}
     parts = [f"{GAP_WORDS[gap]} without router noise" if gap == "r0" else GAP_WORDS[gap] for gap in empty]
-    parts += [f"{_list(remedies)} with {_list(_gaps(gaps))}" for gaps, remedies in together.items()]
+    parts += [f"{listed(remedies)} with {listed(_gaps(gaps))}" for gaps, remedies in together.items()]
     rest = len(lacking) - len(named)
     ends = f"; the other {rest} lack some N" if rest and parts else ""
     return paragraph(f"Of the map's {len(planned)} arms, {len(lacking)} have no run: {'; '.join(parts)}{ends}.")
@@ -57,12 +58,7 @@ def _gaps(gaps: Iterable[str]) -> list[str]:
     """The gaps in words, those of router noise under one head."""
     noises = [gap.removeprefix("r") for gap in gaps if gap.startswith("r0.")]
     words = ["an exact engine" for gap in gaps if gap == "exact"]
-    return [*words, *([f"router noise {_list(noises)}"] if noises else [])]
-
-
-def _list(words: Iterable[str]) -> str:
-    *some, last = words
-    return f"{', '.join(some)} and {last}" if some else last
+    return [*words, *([f"router noise {listed(noises)}"] if noises else [])]
 
 
 __all__ = ["arms", "markdown", "missing"]

@@ -31,7 +31,6 @@ from sandbox.exact.routed_policy import (
     target_policy,
 )
 from sandbox.model import MoE
-from sandbox.model.config import ModelConfig
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.bounds.bound import Bound
@@ -74,15 +73,6 @@ class RoutedProblem(Problem):
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
-
-
-def tiny_moe(num_tokens: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> MoE:
-    """A model of two layers, width 8, the top 2 of 4 experts: some 2,100 parameters, drawn in float32, then cast."""
-    config = ModelConfig(
-        vocab_size=num_tokens, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4,
-        num_experts=4, experts_per_token=2, expert_size=8, max_positions=64,
-    )  # fmt: skip
-    return MoE(config, generator).to(dtype)
 
 
 def trainable(model: MoE) -> list[torch.nn.Parameter]:
@@ -292,6 +282,5 @@ def _response_gradients(policy: object, problem: Problem, mu_Y: Tensor) -> Float
 
 __all__ = [
     "ENGINES", "RoutedPolicy", "RoutedProblem", "learner_of", "moe_cells", "moe_problem", "moved", "random_direction",
-    "replay_bias", "rollout_engine", "routed_policy", "router_drift", "step_at", "target_policy", "tiny_moe",
-    "trainable",
+    "replay_bias", "rollout_engine", "routed_policy", "router_drift", "step_at", "target_policy", "trainable",
 ]  # fmt: skip

@@ -140,7 +140,7 @@ def alignment(of_KQ: Float[Tensor, "K Q"], truth: ReferenceGradient) -> dict[str
 
         cosine       m.r / (|m| |r|), corrected for noise, so it may exceed 1; nan if |m|^2 is not above 0
         raw_cosine   the same, uncorrected: more noise makes it smaller
-        bias_square  |m / s - r|^2 / |r|^2 = (|m| / s |r|)^2 - 1 = tan^2 of their angle; if 0, its estimate may be below
+        bias_square  |m / s - r|^2 / |r|^2 = (|m| / s |r|)^2 - 1 = tan^2 of their angle; its estimate may be negative
         bias         its root, with its sign
         variance     S / (s |r|)^2
 

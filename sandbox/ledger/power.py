@@ -14,9 +14,6 @@ truth
 Numbers: noncentral t with the degrees of freedom of the prediction's own arms, or of the pairs where seeds are paired.
 Events: the exact test's own region. Times: Schoenfeld's formula (where it gives 82%, simulated runs have 78%). The SD
 is that of `spreads.py`. A second trial is planned at what the first one found, if its file says so (`Claim.planned`).
-
-After the runs, `as_found` asks of an inconclusive claim how many seeds 80% would need at the effects and with the
-spreads that its own runs found: whether more seeds could decide it, or its effect lies too near its margin.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ from sandbox.ledger import events
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.spreads import ResidualSpread, Spreads
-from sandbox.ledger.statistics import ALPHA, Effect
-from sandbox.ledger.verdicts import Finding, Outcome, margin_of
+from sandbox.ledger.statistics import ALPHA
+from sandbox.ledger.verdicts import margin_of
 
 POWER = 0.8
 LEAST = 5
@@ -46,14 +43,25 @@ SEARCHED = 4096
 
 
 @dataclass(frozen=True)
-class Need:
-    """The needs of a claim at home: seeds for POWER (None without a spread), hours of one thread for the runs of a seed
-    (nan without a row), and the prediction that needs the most seeds, with its spread; of several, the least powerful
-    with so many. `plans`: every prediction with its spread."""
+class SeedsNeeded:
+    """The seeds for POWER, None if unknown or beyond the search, and hours of one thread for the runs of a seed (nan
+    without a row)."""
 
-    claim: Claim
     seeds: int | None
     hours_per_seed: float
+
+    @property
+    def hours(self) -> float:
+        """Hours of one thread for the needed seeds; nan if unknown."""
+        return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
+
+
+@dataclass(frozen=True)
+class Need(SeedsNeeded):
+    """The needs of a claim at home, and the prediction that needs the most seeds, with its spread; of several, the
+    least powerful with so many. `plans`: every prediction with its spread."""
+
+    claim: Claim
     limiting: Prediction
     spread: ResidualSpread
     level: float
@@ -63,11 +71,6 @@ class Need:
     def is_out_of_reach(self) -> bool:
         """Whether it would need more than MOST seeds, and has no deciding seeds."""
         return self.seeds is not None and self.seeds > MOST and not self.claim.deciding()
-
-    @property
-    def hours(self) -> float:
-        """Hours of one thread for the needed seeds; nan if unknown."""
-        return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
 
     def power(self, seeds: int) -> float:
         """The power of its least powerful prediction with so many seeds, in [0, 1]; nan without a spread."""
@@ -119,12 +122,12 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float, is_paired
     arms = [len(side) for side in sides if side]
     error = sd * math.sqrt((1.0 if is_paired else sum(1.0 / number for number in arms)) / seeds)
     df = float((1 if is_paired else sum(arms)) * (seeds - 1))
-    found = _student_power(distance(prediction, sd) / error, df, level)
+    found = student_power(distance(prediction, sd) / error, df, level)
     # `same` needs both one-sided tests: at least 1 - 2 (1 - found).
     return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
 
 
-def _student_power(far: float, df: float, level: float) -> float:
+def student_power(far: float, df: float, level: float) -> float:
     """The chance that Student's t finds an effect that is `far` standard errors beyond its bound."""
     quantile = float(stats.t.isf(level, df))
     return float(stats.nct.sf(quantile, df, far)) if far < 30.0 + quantile else 1.0  # scipy's nct gives nan far out
@@ -138,19 +141,19 @@ def _event_power(prediction: Prediction, seeds: int, level: float) -> float:
         truth = share + planned if planned is not None else float(expected == "more")
         if expected != "more":  # few events are many runs without one
             bound, truth = 1.0 - bound, 1.0 - truth
-        return _share_power(len(prediction.sides[0]) * seeds, bound, truth, level)
+        return share_power(len(prediction.sides[0]) * seeds, bound, truth, level)
     one, other = (len(side) * seeds for side in prediction.sides)
     if expected in ("more", "less"):
         gap = abs(planned) if planned is not None else min(1.0, margin + 0.5)
         sizes = (one, other) if expected == "more" else (other, one)
-        return _region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
+        return region_power(*sizes, margin, level, 0.5 + gap / 2, 0.5 - gap / 2)
     # p1 - p2 below the margin is p2 - p1 above its negative: the sides change places.
     gap = planned or 0.0
-    found = _region_power(other, one, -margin, level, 0.5 - gap / 2, 0.5 + gap / 2)
+    found = region_power(other, one, -margin, level, 0.5 - gap / 2, 0.5 + gap / 2)
     return max(0.0, 2.0 * found - 1.0) if expected == "same" else found
 
 
-def _share_power(num_runs: int, bound: float, truth: float, level: float) -> float:
+def share_power(num_runs: int, bound: float, truth: float, level: float) -> float:
     """The chance that the binomial test finds a share `truth` of the runs above the bound."""
     if bound >= 1.0:
         return 0.0
@@ -160,7 +163,7 @@ def _share_power(num_runs: int, bound: float, truth: float, level: float) -> flo
 
 
 @lru_cache(maxsize=4096)
-def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: float) -> float:
+def region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: float) -> float:
     """The chance that the exact test finds p1 - p2 above the margin; beyond MOST runs, by normal quantiles."""
     if min(n1, n2) > MOST:
         error = math.sqrt(p1 * (1 - p1) / n1 + p2 * (1 - p2) / n2)
@@ -183,10 +186,11 @@ def _region_power(n1: int, n2: int, margin: float, level: float, p1: float, p2: 
 
 def seeds_needed(prediction: Prediction, sd: float, level: float, is_paired: bool = False) -> int | None:
     """The smallest number of seeds with POWER, in [LEAST, SEARCHED]; None without a spread."""
-    return _least(lambda seeds: power(prediction, sd, seeds, level, is_paired))
+    return least_seeds(lambda seeds: power(prediction, sd, seeds, level, is_paired))
 
 
-def _least(found: Callable[[int], float]) -> int | None:
+def least_seeds(found: Callable[[int], float]) -> int | None:
+    """The smallest number of seeds at which this power, a function of their number, is POWER, as in `seeds_needed`."""
     if math.isnan(found(LEAST)):
         return None
     # Assumes that power rises with the seeds. An exact test's power is a sawtooth, so fewer seeds may reach POWER.
@@ -212,7 +216,7 @@ def needs(claims: Sequence[Claim], regimes: Sequence[Regime], rows: Mapping[str,
         arms = dict.fromkeys(arm for one in claim.predictions for arm in one.arms)
         hours = len(arms) * spreads.seconds(claim) / 3600
         seeds = seeds_needed(limiting, spread.sd, level, spread.is_paired)
-        found[claim.number] = Need(claim, seeds, hours, limiting, spread, level, plans)
+        found[claim.number] = Need(seeds, hours, claim, limiting, spread, level, plans)
     return found
 
 
@@ -222,90 +226,6 @@ def _asked(prediction: Prediction, spread: ResidualSpread, level: float) -> tupl
     if seeds is None:
         return math.inf, 0.0
     return float(seeds), 1.0 - power(prediction, spread.sd, seeds, level, spread.is_paired)
-
-
-@dataclass(frozen=True)
-class AsFound:
-    """The needs of an inconclusive claim if the truth were what its own runs found."""
-
-    seeds: int | None
-    """Seeds for POWER at the level of Holm's first step; None if SEARCHED do not suffice."""
-    hours_per_seed: float
-    is_at_margin: bool
-    """Whether the effect that leaves it open lies within a standard error of its margin (one-sided p above 16%)."""
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether it would need more than MOST seeds."""
-        return self.seeds is None or self.seeds > MOST
-
-    @property
-    def hours(self) -> float:
-        """Hours of one thread for the needed seeds; nan if unknown."""
-        return math.nan if self.seeds is None else self.seeds * self.hours_per_seed
-
-
-def as_found(one: Finding, need: Need) -> AsFound | None:
-    """The needs of a claim at the effects that its runs found; None while runs are missing.
-
-    If every estimate is on the side on which its prediction holds, all must be found to hold; else one of the others
-    must be found to fail, at the level over the number of predictions.
-    """
-    if one.joint is None:
-        return None
-    outcomes = [(outcome, outcome.p) for outcome in one.applicable if outcome.p is not None]
-    failing = [(outcome, p) for outcome, p in outcomes if p[0] > 0.5]
-    if failing:
-        level = need.level / len(outcomes)
-        seeds = _found(lambda n: max(_power_as_found(outcome, n, level, holds=False) for outcome, _ in failing))
-        p = min(p[1] for _, p in failing)
-    else:
-        seeds = _found(lambda n: min(_power_as_found(outcome, n, need.level, holds=True) for outcome, _ in outcomes))
-        p = max(p[0] for _, p in outcomes)
-    return AsFound(seeds, need.hours_per_seed, is_at_margin=bool(p > stats.norm.sf(1.0)))
-
-
-def _found(at: Callable[[int], float]) -> int | None:
-    return _least(at) if at(SEARCHED) >= POWER else None
-
-
-def _power_as_found(outcome: Outcome, seeds: int, level: float, holds: bool) -> float:
-    """The chance that a prediction is found to hold, or to fail, with so many seeds, at the effect of its outcome."""
-    margin, expected = margin_of(outcome.prediction), outcome.prediction.expected
-    assert outcome.effect is not None
-    # Whether the effect must be found above a bound or below it; for `same` there are two bounds.
-    bounds = {"more": [(True, margin)], "less": [(False, -margin)], "at_most": [(False, margin)],
-              "same": [(False, margin), (True, -margin)]}[expected]  # fmt: skip
-    if holds:
-        # All bounds must hold: at least 1 less the chances that each is missed.
-        found = (_one_sided(outcome.effect, bound, is_above, seeds, level) for is_above, bound in bounds)
-        return max(0.0, 1.0 - math.fsum(1.0 - chance for chance in found))
-    # As in statistics.sides, the smaller of two p's counts twice.
-    own = level / len(bounds)
-    return max(_one_sided(outcome.effect, bound, not is_above, seeds, own) for is_above, bound in bounds)
-
-
-def _one_sided(found: Effect, bound: float, is_above: bool, seeds: int, level: float) -> float:
-    """The chance that the effect is found above (or below) the bound with so many seeds, if it is the one found."""
-    if isinstance(found, events.Shares):
-        k1, n1, k2, n2 = found.counts
-        one, other = (size * seeds // found.n for size in (n1, n2))
-        if found.number is not None:
-            share, truth = found.number + bound, k1 / n1
-            return (
-                _share_power(one, share, truth, level) if is_above else _share_power(one, 1 - share, 1 - truth, level)
-            )
-        if is_above:
-            return _region_power(one, other, bound, level, k1 / n1, k2 / n2)
-        return _region_power(other, one, -bound, level, k2 / n2, k1 / n1)
-    p = found.p_above(bound) if is_above else found.p_below(bound)
-    if isinstance(found, events.Times) and bound == 0.0:
-        # Log-rank: its statistic grows with the root of the number of runs.
-        far = float(stats.norm.isf(p)) * math.sqrt(seeds / found.n)
-        return float(stats.norm.sf(stats.norm.isf(level) - far))
-    # The distance in standard errors, by the p of the test itself: Fieller's has its own.
-    far = float(stats.t.isf(p, found.df)) * math.sqrt(seeds / found.n)
-    return _student_power(far, found.df * (seeds - 1) / (found.n - 1), level)
 
 
 def assumed_text(prediction: Prediction, sd: float) -> str:
@@ -329,4 +249,7 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
     return f"× {math.exp(effect):.3g}" if prediction.is_factor else f"{effect:+.2g}" if effect else "0"
 
 
-__all__ = ["MOST", "POWER", "AsFound", "Need", "as_found", "assumed_text", "level_of", "needs", "power", "seeds_needed"]
+__all__ = [
+    "MOST", "POWER", "SEARCHED", "Need", "SeedsNeeded", "assumed_text", "least_seeds", "level_of", "needs", "power",
+    "region_power", "seeds_needed", "share_power", "student_power",
+]  # fmt: skip

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sandbox.ledger.claim import Claim, Prediction, Row
-from sandbox.ledger.power import MOST, POWER, SEARCHED, AsFound, Need, as_found
+from sandbox.ledger.hindsight import AsFound, as_found
+from sandbox.ledger.power import MOST, POWER, SEARCHED, Need
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, TRIED_AGAIN, OPEN = "out of reach", "tried again", "–"

@@ -6,17 +6,18 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.strict import ConfigError, Strict, validate
-from lab.tasks import DemonstratedTask, TaskConfig, TextTask, build
+from lab.tasks import KINDS, DemonstratedTask, TaskConfig, TextTask, build
 from lab.tasks.arithmetic import ArithmeticConfig
 from lab.tasks.calculator import CalculatorConfig
 from lab.tasks.countdown import CountdownConfig
-from lab.tasks.jsonl import JsonlConfig
+from lab.tasks.jsonl import DatasetConfig, JsonlConfig, ProblemFileConfig
 from lab.tasks.tokenizers import CharTokenizer
 from tests.lab.answers import respond
 from theory.contracts import Environment, Task
@@ -25,28 +26,99 @@ from theory.streams import stream
 Make = Callable[[Path], TextTask]
 
 
-def jsonl(folder: Path) -> TextTask:
+@dataclass(frozen=True)
+class Row:
+    """A kind of task: the settings that the laws try, and wrong ones with the start of the error."""
+
+    makes: dict[str, Make]
+    wrong: list[tuple[dict[str, Any], str]]
+
+
+def problems(config: type[ProblemFileConfig]) -> Make:
     """Twelve problems of a file whose rows have solutions."""
-    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "how": rf"\boxed{{{i + 1}}}"} for i in range(12)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = JsonlConfig(path=str(folder / "problems.jsonl"), solution_key="how", held_out_fraction=0.25)
-    return build(config, CharTokenizer(string.printable))
+
+    def make(folder: Path) -> TextTask:
+        rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "how": rf"\boxed{{{i + 1}}}"} for i in range(12)]
+        path = folder / "problems.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        kind = config.model_fields["kind"].default
+        block = config(kind=kind, path=str(path), solution_key="how", held_out_fraction=0.25)
+        return build(block, CharTokenizer(string.printable))
+
+    return make
 
 
-TASKS: dict[str, Make] = {
-    "arithmetic, sums": lambda _: build(ArithmeticConfig(num_terms=3, num_held_out=8)),
-    "arithmetic, differences": lambda _: build(ArithmeticConfig(operation="subtract", num_held_out=8)),
-    "countdown": lambda _: build(CountdownConfig(num_held_out=8)),
-    "countdown, all dials": lambda _: build(
-        CountdownConfig(num_numbers=4, operations=("+", "-", "*", "/"), use_all=False, max_value=200, num_held_out=8)
+TASKS: dict[str, Row] = {
+    "arithmetic": Row(
+        {
+            "sums": lambda _: build(ArithmeticConfig(num_terms=3, num_held_out=8)),
+            "differences": lambda _: build(ArithmeticConfig(operation="subtract", num_held_out=8)),
+        },
+        wrong=[
+            ({"min_digits": 4, "max_digits": 3}, "max_digits: expected at least min_digits = 4, got 3"),
+            ({"min_digits": 0}, "min_digits: expected a value greater than or equal to 1, got 0"),
+            ({"operation": "subtract", "num_terms": 3}, "num_terms: expected 2 where operation is subtract"),
+            ({"num_terms": 11}, "num_terms: expected a value less than or equal to 10, got 11"),
+            ({"min_digits": 1, "max_digits": 1}, "num_held_out: expected at most 1 problems of 1 digits"),
+            ({"operation": "multiply"}, "operation: expected 'add' or 'subtract', got \"multiply\""),
+            ({"max_digit": 3}, "max_digit: unknown key; did you mean 'max_digits'?"),
+        ],
     ),
-    "jsonl": jsonl,
+    "countdown": Row(
+        {
+            "defaults": lambda _: build(CountdownConfig(num_held_out=8)),
+            "all dials": lambda _: build(
+                CountdownConfig(
+                    num_numbers=4, operations=("+", "-", "*", "/"), use_all=False, max_value=200, num_held_out=8
+                )
+            ),
+        },
+        wrong=[
+            ({"num_numbers": 6}, "num_numbers: expected a value less than or equal to 5, got 6"),
+            ({"operations": []}, "operations: "),
+            ({"operations": ["+", "+"]}, "operations: expected each at most once, got +, +"),
+            ({"operations": ["^"]}, "operations.0: expected '+', '-', '*' or '/', got \"^\""),
+        ],
+    ),
+    "jsonl": Row(
+        {"with solutions": problems(JsonlConfig)},
+        wrong=[
+            ({"path": "x", "prompt_template": "none"}, "prompt_template: expected {problem} in it, got 'none'"),
+            ({"path": "x", "answer_key": "problem"}, "answer_key: expected another key than problem_key"),
+            ({"path": "x", "held_out_fraction": 1.0}, "held_out_fraction: expected a value less than 1, got 1.0"),
+            ({"path": ""}, "path: "),
+        ],
+    ),
+    "dataset": Row({"with solutions": problems(DatasetConfig)}, wrong=[({"path": ""}, "path: ")]),
+}
+"""Tasks of one turn with demonstrations, a row per kind."""
+
+# The calculator answers, so that its demonstrations have several turns: tests/lab/test_calculator.py has their laws.
+ROWS = TASKS | {
+    "calculator": Row(
+        {"defaults": lambda _: build(CalculatorConfig(num_held_out=8))},
+        wrong=[
+            ({"min_operations": 3}, "max_operations: expected at least min_operations = 3, got 2"),
+            ({"max_digits": 1, "num_held_out": 16}, "num_held_out: expected at most 7 problems of 1 operations"),
+            ({"max_digits": 5}, "max_digits: expected a value less than or equal to 4, got 5"),
+        ],
+    )
 }
 
 
-@pytest.fixture(params=TASKS)
+def named(rows: dict[str, Row]) -> list[Any]:
+    """Each setting of each row as a parameter of a test."""
+    return [pytest.param(make, id=f"{kind}, {name}") for kind, row in rows.items() for name, make in row.makes.items()]
+
+
+def test_every_kind_has_a_row() -> None:
+    """The kinds that a config may name are those of the rows."""
+    assert {kind.model_fields["kind"].default for kind in KINDS} == set(ROWS)
+
+
+@pytest.fixture(params=named(TASKS))
 def task(request: pytest.FixtureRequest, tmp_path: Path) -> TextTask:
-    return TASKS[request.param](tmp_path)
+    return request.param(tmp_path)
 
 
 def test_prompts_are_named_by_their_step(task: TextTask) -> None:
@@ -58,12 +130,12 @@ def test_prompts_are_named_by_their_step(task: TextTask) -> None:
     assert all(0 <= token < task.tokenizer.vocab_size for p in prompts for token in p.tokens)
 
 
-@pytest.mark.parametrize(
-    "make", [*TASKS.values(), lambda _: build(CalculatorConfig(num_held_out=8))], ids=[*TASKS, "calculator"]
-)
+@pytest.mark.parametrize("make", named(ROWS))
 def test_its_block_says_what_it_is(make: Make, tmp_path: Path) -> None:
-    """The block knows without the task whether it answers responses, and whether it is built without a tokenizer."""
+    """The block knows without the task whether it answers responses, whether it is built without a tokenizer, and how
+    many problems are held out."""
     task: Any = make(tmp_path)
+    assert task.config.count_held_out() == len(task.held_out())
     assert task.config.has_turns == isinstance(task, Environment)
     if task.config.needs_tokenizer:
         with pytest.raises(ValueError, match=r"^task\.kind: expected a tokenizer"):
@@ -119,29 +191,14 @@ class Holder(Strict):
     task: TaskConfig
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("arithmetic", {"min_digits": 4, "max_digits": 3}, "max_digits: expected at least min_digits = 4, got 3"),
-    ("arithmetic", {"min_digits": 0}, "min_digits: expected a value greater than or equal to 1, got 0"),
-    ("arithmetic", {"operation": "subtract", "num_terms": 3}, "num_terms: expected 2 where operation is subtract"),
-    ("arithmetic", {"num_terms": 11}, "num_terms: expected a value less than or equal to 10, got 11"),
-    ("arithmetic", {"min_digits": 1, "max_digits": 1}, "num_held_out: expected at most 1 problems of 1 digits"),
-    ("arithmetic", {"operation": "multiply"}, "operation: expected 'add' or 'subtract', got \"multiply\""),
-    ("arithmetic", {"max_digit": 3}, "max_digit: unknown key; did you mean 'max_digits'?"),
-    ("calculator", {"min_operations": 3}, "max_operations: expected at least min_operations = 3, got 2"),
-    ("calculator", {"max_digits": 1, "num_held_out": 16}, "num_held_out: expected at most 7 problems of 1 operations"),
-    ("calculator", {"max_digits": 5}, "max_digits: expected a value less than or equal to 4, got 5"),
-    ("countdown", {"num_numbers": 6}, "num_numbers: expected a value less than or equal to 5, got 6"),
-    ("countdown", {"operations": []}, "operations: "),
-    ("countdown", {"operations": ["+", "+"]}, "operations: expected each at most once, got +, +"),
-    ("countdown", {"operations": ["^"]}, "operations.0: expected '+', '-', '*' or '/', got \"^\""),
-    ("jsonl", {"path": "x", "prompt_template": "none"}, "prompt_template: expected {problem} in it, got 'none'"),
-    ("jsonl", {"path": "x", "answer_key": "problem"}, "answer_key: expected another key than problem_key"),
-    ("jsonl", {"path": "x", "held_out_fraction": 1.0}, "held_out_fraction: expected a value less than 1, got 1.0"),
-    ("jsonl", {"path": ""}, "path: "),
-]
-
-
-@pytest.mark.parametrize(("kind", "dials", "words"), WRONG, ids=[f"{kind} {dials}" for kind, dials, _ in WRONG])
+@pytest.mark.parametrize(
+    ("kind", "dials", "words"),
+    [
+        pytest.param(kind, dials, words, id=f"{kind} {dials}")
+        for kind, row in ROWS.items()
+        for dials, words in row.wrong
+    ],
+)
 def test_wrong_dials_are_one_line(kind: str, dials: dict[str, Any], words: str) -> None:
     """A wrong dial is one line with its full name, the expected value and the one found."""
     with pytest.raises(ConfigError) as caught:

@@ -18,10 +18,10 @@ from lab.audit.records import read
 from lab.config.load import config_hash
 from lab.report.style import number
 from lab.strict import validate
-from sandbox.exact.audit import tiny_moe
 from sandbox.exact.cases import MoePolicies, SandboxAudit, _World, moe_cases
 from tests.firstorder.killed_cases import goes_on
 from tests.firstorder.test_cli import fails
+from tests.sandbox.exact.tree_world import tiny_moe
 from theory.streams import stream
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "audit"

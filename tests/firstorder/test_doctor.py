@@ -15,6 +15,7 @@ from firstorder.findings import has_no_experts
 from lab.doctor import dumps
 from lab.doctor.causes import CAUSES
 from lab.doctor.importers import FORMATS
+from tests.lab.browser import probed
 from tests.lab.doctor.patients import draw_rows, trace_of
 from tests.lab.doctor.test_importers import ROWS, write_slime
 from tests.lab.doctor.test_steps import drawn, drift
@@ -51,6 +52,21 @@ def test_the_verdict_is_first_and_then_what_to_do(tmp_path: Path, capsys: pytest
     assert second == f"Do first: {shifted.fix}"
     page = (tmp_path / "page.html").read_text()
     assert page.index(f">I{first.partition(': i')[2]}<") < page.index(f">{html.escape(second, quote=False)}<")
+
+
+SIZES = """
+const size = (one) => parseFloat(getComputedStyle(document.querySelector(one)).fontSize);
+parent.postMessage({verdict: size("h1"), first: size(".lead"), heading: size("h2")}, "*");
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_verdict_is_the_largest_text(tmp_path: Path, width: int) -> None:
+    """On a phone, too: larger than the headings below it, which are larger than what to do first."""
+    LATE.save(tmp_path / "late.safetensors")
+    main(["doctor", str(tmp_path / "late.safetensors"), "--out", str(tmp_path / "doctor.html")])
+    found = probed((tmp_path / "doctor.html").read_text(), SIZES, tmp_path, width, is_dark=False)
+    assert found["verdict"] > found["heading"] > found["first"], found
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,20 @@ from lab.files import TEMPORARY
 from lab.records import RecordError, RunFolder
 
 
-def test_a_process_that_dies_while_it_writes_is_no_disk_error(run: RunFolder) -> None:
-    """ChildProcessError of a checkpoint's writers comes as it is and leaves the former one; a disk's is RecordError."""
-    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"1"))
-    for error, expected in ((ChildProcessError("rank 1 died"), ChildProcessError), (OSError(28, "full"), RecordError)):
-
-        def write(folder: Path, error: OSError = error) -> None:
-            (folder / "part").write_bytes(b"2")
+def save(run: RunFolder, step: int, part: bytes, error: Exception | None = None) -> None:
+    """A sharded checkpoint of one file, whose writer ends with that error if there is one."""
+    with run.sharded(step) as folder:
+        (folder / "part").write_bytes(part)
+        if error is not None:
             raise error
 
+
+def test_a_process_that_dies_while_it_writes_is_no_disk_error(run: RunFolder) -> None:
+    """ChildProcessError of a checkpoint's writers comes as it is and leaves the former one; a disk's is RecordError."""
+    save(run, 1, b"1")
+    for error, expected in ((ChildProcessError("rank 1 died"), ChildProcessError), (OSError(28, "full"), RecordError)):
         with pytest.raises(expected):
-            run.sharded_checkpoint(2, write)
+            save(run, 2, b"2", error)
         assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
@@ -71,9 +74,10 @@ def test_a_kill_while_old_checkpoints_go_leaves_nothing_for_good(
 
 def test_a_sharded_checkpoint_that_left_no_files_is_refused(run: RunFolder) -> None:
     """Writers that wrote elsewhere leave no checkpoint, and the former one stays the newest."""
-    run.sharded_checkpoint(1, lambda folder: (folder / "part").write_bytes(b"w"), keep=1)
-    with pytest.raises(RecordError, match=r"^cannot write .*step-000002: expected files .* share, got none$"):
-        run.sharded_checkpoint(2, lambda folder: None, keep=1)
+    save(run, 1, b"w")
+    message = r"^cannot write .*step-000002: expected files .* share, got none$"
+    with pytest.raises(RecordError, match=message), run.sharded(2, keep=1):
+        pass
     found = run.latest_sharded_checkpoint()
     assert found is not None and found.step == 1
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000001"]
@@ -115,9 +119,8 @@ def test_a_damaged_checkpoint_offers_the_older_one(run: RunFolder) -> None:
 
 def test_a_damaged_sharded_checkpoint_offers_the_older_one(run: RunFolder) -> None:
     """The same where many processes wrote it."""
-    paths = [run.sharded_checkpoint(s, lambda folder: (folder / "rank-0").write_bytes(b"abc")) for s in (3, 5)]
-    (paths[1] / "rank-0").write_bytes(b"ab")
-    with pytest.raises(
-        ValueError, match=r"rank-0: damaged .* 3 bytes, got 2\); that of step 3 is whole: remove .*5 to"
-    ):
+    for step in (3, 5):
+        save(run, step, b"abc")
+    (run.path / "checkpoints" / "step-000005" / "part").write_bytes(b"ab")
+    with pytest.raises(ValueError, match=r"part: damaged .* 3 bytes, got 2\); that of step 3 is whole: remove .*5 to"):
         run.latest_sharded_checkpoint()

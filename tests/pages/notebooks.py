@@ -1,18 +1,21 @@
 """Notebooks as they are stored: run, with static figures; `python -m tests.pages.notebooks [NAME ...]` stores them.
 
 GitHub and other viewers run no scripts. A Plotly figure is therefore stored as a PNG drawn by headless Chromium, and
-dials, which would not respond there, are left out. Running a notebook brings both back.
+dials, which would not respond there, are left out. Running a notebook brings both back. The processor time that each
+took is stored, too, and written into the table of docs/notebooks.md.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import io
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from PIL import Image
 from lab.report.style import PALETTE
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "notebooks.md"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -65,18 +69,51 @@ def sources(notebook: nbformat.NotebookNode) -> str:
 
 
 def store(path: Path) -> None:
-    """Runs the notebook and writes it back with its outputs, figures as PNG."""
-    notebook = execute(nbformat.read(path, as_version=4))
+    """Runs the notebook and writes it back with its outputs, figures as PNG, and the processor time that it took."""
+    with first_run():
+        before = _children_cpu_s()
+        notebook = execute(nbformat.read(path, as_version=4))
+        cpu_s = _children_cpu_s() - before
     figures = [output["data"][PLOTLY] for output in _outputs(notebook) if PLOTLY in output.get("data", {})]
     images = iter(drawn(figures) if figures else [])
     notebook.metadata.pop("widgets", None)
-    notebook.metadata["firstorder"] = {"sources": sources(notebook)}
+    notebook.metadata["firstorder"] = {"sources": sources(notebook), "cpu_s": round(cpu_s)}
     for cell in notebook.cells:
         if cell.cell_type == "code":
             kept = [output for output in _joined(cell.outputs) if WIDGET not in output.get("data", {})]
             cell.outputs = [_still(output, images) for output in kept]
             cell.metadata.clear()
     nbformat.write(notebook, path)
+
+
+@contextlib.contextmanager
+def first_run() -> Iterator[None]:
+    """Inside, a notebook finds the runs of `make demo` and no others, so that its time includes all that it trains."""
+    with tempfile.TemporaryDirectory() as folder:
+        for run in (ROOT / "runs").glob("demo-*"):
+            (Path(folder) / run.name).symlink_to(run)
+        before = os.environ.get("FIRSTORDER_RUNS")
+        os.environ["FIRSTORDER_RUNS"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("FIRSTORDER_RUNS")
+            if before is not None:
+                os.environ["FIRSTORDER_RUNS"] = before
+
+
+def _children_cpu_s() -> float:
+    """Processor seconds, user and system, of the processes that this one has waited for: kernels and their children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def with_times(page: str) -> str:
+    """docs/notebooks.md with the stored processor time in the row of each notebook."""
+    for path in NOTEBOOKS:
+        cpu_s = nbformat.read(path, as_version=4).metadata["firstorder"].get("cpu_s", "")
+        page = re.sub(rf"^(\| `{path.stem}` \|.*\|) *\d* \|$", rf"\g<1> {cpu_s} |", page, flags=re.MULTILINE)
+    return page
 
 
 def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
@@ -141,10 +178,9 @@ def _outputs(notebook: nbformat.NotebookNode) -> Iterator[nbformat.NotebookNode]
 
 
 if __name__ == "__main__":
-    # Keep the runs that a notebook trains beside those of `make demo`.
-    os.environ.setdefault("FIRSTORDER_RUNS", str(ROOT / "runs"))
     asked = sys.argv[1:]
     for one in NOTEBOOKS:
         if not asked or any(one.stem.startswith(name) for name in asked):
             print(one.stem, flush=True)
             store(one)
+    PAGE.write_text(with_times(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,10 +45,13 @@ def commands(page: Path) -> list[list[str]]:
     return found
 
 
-def run(block: Block, folder: Path) -> str:
-    """The block's output in a folder that imitates the checkout; AssertionError if any line fails."""
+def run(block: Block, folder: Path, to_train: Sequence[str] = ()) -> str:
+    """The block's output in a folder that imitates the checkout; AssertionError if any line fails.
+
+    `to_train` are overrides that make its training runs short.
+    """
     words = ["bash", "-euo", "pipefail", "-c"] if block.language == "sh" else [sys.executable, "-c"]
-    with served(folder / "bin/firstorder"):
+    with served(folder / "bin/firstorder", to_train):
         done = subprocess.run(
             [*words, block.text], cwd=folder, env=_environment(folder), capture_output=True, text=True
         )
@@ -61,6 +65,17 @@ def checkout(folder: Path) -> Path:
         (folder / name).symlink_to(ROOT / name)
     for name in ("bin", "runs"):
         (folder / name).mkdir()
+    return folder
+
+
+def installed(folder: Path) -> Path:
+    """Such a checkout with the Makefile, for which everything is installed: its commands are those of the checkout."""
+    for name in ("Makefile", "pyproject.toml", "requirements"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv").mkdir()
+    (folder / ".venv/bin").symlink_to(folder / "bin")
+    for made in ("bin/python", ".venv/.installed-demo"):
+        (folder / made).touch()
     return folder
 
 

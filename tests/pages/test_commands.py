@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,17 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from tests.pages.commands import PAGES as REFERENCE_PAGES
 from tests.pages.commands import REFERENCE
-from tests.pages.shown import PAGES, ROOT, Block, blocks, checkout, commands, run, same_words
+from tests.pages.shown import PAGES, ROOT, Block, blocks, checkout, commands, installed, run, same_words
 
 SHOWING = [page for page in PAGES if commands(page)]
 RUNNING = [page for page in PAGES if any(block.runs for block in blocks(page))]
 MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 CONFIGURED = {"train", "plan", "launch", "ladder", "filter", "calibrate"}
 """Commands whose other options are fields of a run's config."""
+SHORT = shlex.split(
+    "--num_steps 2 --cold_start null --compile null --algorithm.batch.num_prompts 8 --evaluation.max_prompts 8"
+)
+"""Overrides after which a run of the demo takes seconds."""
 
 
 def name_of(page: Path) -> str:
@@ -82,6 +89,34 @@ def test_what_is_printed_is_the_output(page: Path, tmp_path: Path) -> None:
         if block.runs:
             printed = run(block, folder)
             assert block.output is None or same_words(printed, block.output), f"{block.text}\nprints\n{printed}"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
+    """As printed, in order, on shorter runs: `make demo`, the reader's own run, and both pages; but `make test`."""
+    folder = installed(checkout(tmp_path))
+    for block in blocks(ROOT / "README.md"):
+        assert block.language == "sh"
+        lines = [line for line in block.text.splitlines() if not line.startswith("make test ")]
+        run(Block("sh", "\n".join(lines), block.runs, block.output), folder, SHORT)
+    names = {path.name for path in (folder / "runs").iterdir() if path.is_dir() and not path.name.startswith(".")}
+    assert names == {"my-first", *(f"demo-{path.stem}" for path in (ROOT / "configs/demo").glob("[!b]*.yaml"))}
+    for page, shown in (("demo.html", names - {"my-first"}), ("mine.html", {"demo-none", "my-first"})):
+        text = (folder / "runs" / page).read_text(encoding="utf-8")
+        assert {name for name in names if name in text} == shown, page
+
+
+def test_make_test_runs_every_test_once() -> None:
+    """The files of tests/scaled are in one list each; `test-core` leaves out these and the pages' tests, no others."""
+    alone = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    asked = ["make", "--dry-run", "test"]
+    printed = subprocess.run(asked, cwd=ROOT, env=alone, capture_output=True, text=True, check=True).stdout
+    calls = [line.replace("'", " ").split() for line in printed.splitlines() if re.search(r"\bpytest\b", line)]
+    given = [[word for word in words if re.match(r"tests/", word)] for words in calls]
+    core, pages, *scaled = given
+    assert "--ignore" in calls[0] and sorted(core) == sorted(["tests/scaled", *pages])
+    listed = [file for files in scaled for file in files]
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/scaled").glob("test_*.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

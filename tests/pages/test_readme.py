@@ -33,5 +33,9 @@ def test_a_findings_numbers_stand_in_the_pages_that_it_links(finding: str) -> No
 
 
 def test_every_link_leads_somewhere() -> None:
-    """Relative links and pictures of the README are files of the checkout."""
-    assert [path for path in re.findall(r"\]\(([^):#]+)\)", README) if not (ROOT / path).exists()] == []
+    """Relative links and pictures of the README are files of the checkout, and what follows a # is a heading there."""
+    for path, anchor in re.findall(r"\]\(([^):#]+)(?:#([\w-]+))?\)", README):
+        assert (ROOT / path).exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [heading.lower().replace(" ", "-") for heading in headings], f"{path}#{anchor}"

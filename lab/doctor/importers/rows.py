@@ -36,6 +36,7 @@ from lab.doctor.importers.bad_rows import Bad, BadRowCollector, Read
 from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
 from lab.traces import Trace
+from theory.routing.packed_rows import offsets_of
 from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
 
@@ -128,7 +129,7 @@ class Columns:
             logp_pi=of.get("logp_pi"),
             entropy_old=of.get("entropy_old"),
             engines=of.get("engine"),
-            offsets=torch.tensor([0, *S_B]).cumsum(0),
+            offsets=offsets_of(S_B),
             experts_mu=None if mu is None else mu.experts,
             experts_old=None if old is None else old.experts,
             layer_numbers=() if known is None else known.layer_numbers,

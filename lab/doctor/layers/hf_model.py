@@ -164,7 +164,7 @@ class TransformersReference:
         return Routed(scores, natural, torch.cat(logp))
 
     def _window(self, layer: int) -> int | None:
-        """The number of last tokens that a row of this layer attends to, itself included; None for all."""
+        """The number of latest tokens that a row of this layer attends to, its own included; None for all."""
         # transformers chooses masks by the layer's type if the config has types; else all layers are alike.
         config = self.model.config
         types = getattr(config, "layer_types", None)

@@ -113,6 +113,10 @@ setTimeout(() => {
     names: [...document.querySelectorAll('.run')].filter((b) => !b.hidden).map((b) => b.textContent.trim()),
     overflow: wide.scrollWidth - wide.clientWidth,
     outside: plots.filter((p) => p.querySelector('.main-svg').getBoundingClientRect().width > p.clientWidth + 1).length,
+    cut: [...document.querySelectorAll('.xtitle, .ytitle')].filter((title) => {
+      const own = title.getBoundingClientRect(), all = title.closest('.plot').getBoundingClientRect();
+      return own.left < all.left || own.right > all.right || own.top < all.top || own.bottom > all.bottom;
+    }).map((title) => title.textContent),
   }, '*');
 }, 2000);
 """
@@ -120,9 +124,9 @@ setTimeout(() => {
 
 @pytest.mark.parametrize(("width", "is_dark"), [(400, True), (1280, False)])
 def test_a_browser_shows_one_slice_at_a_time(html: str, tmp_path: Path, width: int, is_dark: bool) -> None:
-    """Choosing other policies redraws figures, table and legend without a word on the console; nothing overflows."""
+    """Choosing other policies redraws figures, table and legend without a word on the console; nothing is cut off."""
     found = probed(html, PROBE, tmp_path, width, is_dark)
     # The bigram policies have one length, so no figure over lengths, and two objectives at four pairs of distances.
     assert int(found["drawn"]) == found["shown"] == len(FIGURES) - 1 + 12
     assert found["names"] == ["none", "token"] and found["rows"] == 8
-    assert found["overflow"] == 0 and found["outside"] == 0
+    assert found["overflow"] == 0 and found["outside"] == 0 and found["cut"] == []

@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from firstorder.cli import main
+from lab.config.load import load
 from sandbox.bench import benchmark, exact_training
+from sandbox.bench.ledger_work import CONFIG as LEDGERS
+from sandbox.bench.ledger_work import LENGTH, LedgerStep
 from sandbox.bench.reference_work import MODEL, Sandbox, Transformers, Turns, Work, reference_model
+from sandbox.config import SandboxRun
 from sandbox.kernels import choose
 
 ROWS = [
@@ -33,6 +37,9 @@ ROWS = [
     ("global step, N = 4", "R3, T_c = 1", "firstorder"),
     ("global step, N = 4", "Pr2, T_c = 1", "R2, T_c = 1"),
     ("global step, N = 4", "Pr3, T_c = 1", "R3, T_c = 1"),
+    ("the ledger's update", "firstorder", None),
+    ("the ledger's update", "without sampling", "firstorder"),
+    ("the ledger's update", "8 of them in a step", "firstorder"),
     ("exact training, 20 updates", "firstorder", None),
     ("exact training, 20 updates", "3 times the responses", "firstorder"),
     ("exact training, 20 updates", "an MoE", "firstorder"),
@@ -120,6 +127,21 @@ def test_repetitions_do_the_same_work() -> None:
     assert first.metrics["actor/grad_norm"] > 0 and first.metrics["predictor/weight_norm"] == 0
     for a, b in zip(first.rollouts.responses, second.rollouts.responses, strict=True):
         assert torch.equal(a.tokens, b.tokens)
+
+
+@pytest.mark.parametrize("num_updates", [1, 8])
+def test_the_ledgers_step_is_that_of_its_config(num_updates: int) -> None:
+    """64 responses of 21 tokens per update under the config's own engine, which is off; a repetition is the same."""
+    ledger = LedgerStep(num_updates)
+    first, second = ledger.step(), ledger.step()
+    assert first.metrics == second.metrics and first.metrics["actor/num_updates"] == num_updates
+    assert [len(one.tokens) for one in first.rollouts.responses] == [LENGTH] * 64 * num_updates
+    assert first.metrics["rollout_corr/k3_kl"] > 0 and first.metrics["actor/grad_norm"] > 0
+    trained = ledger.training()().metrics
+    assert all(trained[name] == value for name, value in first.metrics.items() if name.startswith("actor/"))
+    config = load(LEDGERS, [], {"sandbox": SandboxRun})
+    assert isinstance(config, SandboxRun) and ledger.engine.model.config == config.model.build(25)
+    assert ledger.trainer.micro_batch_size == config.training.micro_batch_size
 
 
 @pytest.mark.parametrize("num", [None, 2])

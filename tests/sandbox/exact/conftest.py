@@ -7,14 +7,14 @@ import pytest
 from sandbox.exact import audit
 from sandbox.exact.audit import ENGINES
 from sandbox.exact.routed_policy import RoutedPolicy
-from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, SEED, STALENESS, TREE, World
+from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, SEED, STALENESS, TREE, World, tiny_moe
 from theory.routing.passes import Mode
 from theory.streams import stream
 
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    model = audit.tiny_moe(4, stream(SEED, "model"))
+    model = tiny_moe(4, stream(SEED, "model"))
     direction_Q = audit.random_direction(model, stream(SEED, "direction"))
     step_Q = audit.step_at(model, direction_Q, TREE, PROMPT, STALENESS)
     off, on = {}, {}

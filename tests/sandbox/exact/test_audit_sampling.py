@@ -13,10 +13,9 @@ from sandbox.exact.audit import (
     random_direction,
     router_drift,
     step_at,
-    tiny_moe,
 )
 from sandbox.training.engine import SandboxTrainingEngine
-from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, SEED, STALENESS, TREE, loaded
+from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, SEED, STALENESS, TREE, loaded, tiny_moe
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.contracts import Sampling
 from theory.exact.estimator import estimate

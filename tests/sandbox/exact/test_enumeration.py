@@ -7,7 +7,7 @@ import torch
 
 from sandbox.engines import EngineConfig, RouterNoise
 from sandbox.engines.stale_weights import StaleWeights
-from sandbox.exact.audit import moe_problem, tiny_moe
+from sandbox.exact.audit import moe_problem
 from sandbox.exact.routed_policy import exact_rollouts, rollout_engine, routed_policy, target_policy
 from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
@@ -21,6 +21,7 @@ from tests.sandbox.exact.tree_world import (
     furthest,
     loaded,
     same_edges,
+    tiny_moe,
 )
 from theory.contracts import Sampling
 from theory.exact.estimator import estimate

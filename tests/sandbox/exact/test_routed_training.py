@@ -11,12 +11,13 @@ from torch import Tensor
 
 from lab.flow import load_config
 from sandbox.engines import EngineConfig, RouterNoise, WeightPrecision
-from sandbox.exact.audit import learner_of, moe_problem, random_direction, tiny_moe
+from sandbox.exact.audit import learner_of, moe_problem, random_direction
 from sandbox.exact.flow import SandboxFlow, moe_problem_of
 from sandbox.exact.routed_policy import rollout_engine, target_policy
 from sandbox.exact.routed_training import MoeEngine, MoePolicy, row_weights
 from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
+from tests.sandbox.exact.tree_world import tiny_moe
 from theory.algorithm import Algorithm
 from theory.contracts import Prompt
 from theory.exact.batch import Batch

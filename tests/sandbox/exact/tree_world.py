@@ -12,6 +12,7 @@ from sandbox.engines.engine import SandboxEngine
 from sandbox.exact.audit import ENGINES, RoutedProblem, moved
 from sandbox.exact.routed_policy import RoutedPolicy, rollout_engine
 from sandbox.model import MoE
+from sandbox.model.config import ModelConfig
 from theory.contracts import Prompt
 from theory.exact.tree import PrefixTree
 from theory.objectives import correction, preset
@@ -27,6 +28,15 @@ STALENESS = 1e-2
 TOKEN_IS = preset("reinforce", correction=correction("token_is", numerator="pi"))
 # Sums of some hundred float64 terms of order 1: measured 4e-16 to 3e-15.
 ROUNDING = 1e-13
+
+
+def tiny_moe(num_tokens: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> MoE:
+    """A model of two layers, width 8, the top 2 of 4 experts: some 2,100 parameters, drawn in float32, then cast."""
+    config = ModelConfig(
+        vocab_size=num_tokens, hidden_size=8, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4,
+        num_experts=4, experts_per_token=2, expert_size=8, max_positions=64,
+    )  # fmt: skip
+    return MoE(config, generator).to(dtype)
 
 
 def loaded(model: MoE, name: str) -> SandboxEngine:

@@ -16,11 +16,11 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from sandbox.config import SandboxRun
 from sandbox.engines import EngineConfig
-from sandbox.exact.audit import moe_problem, tiny_moe
+from sandbox.exact.audit import moe_problem
 from sandbox.ledger.gradients import ReferenceGradient, alignment, gradients, reference
 from sandbox.run import build_learner
 from sandbox.training.learner import Learner
-from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, TREE
+from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, TREE, tiny_moe
 from theory.contracts import Prompt, Response
 from theory.exact.problem import true_gradient
 from theory.loop import global_step, hand_over

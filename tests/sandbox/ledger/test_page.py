@@ -13,7 +13,8 @@ from sandbox.claims import CLAIMS, REGIMES
 from sandbox.ledger import command, html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
-from sandbox.ledger.power import MOST, AsFound, needs
+from sandbox.ledger.hindsight import AsFound
+from sandbox.ledger.power import MOST, needs
 from sandbox.ledger.spreads import ResidualSpread
 from sandbox.ledger.statistics import Expected, Word
 from sandbox.ledger.verdicts import Finding, findings

@@ -1,4 +1,5 @@
-"""Laws of sandbox/ledger/power.py: seeds that suffice and no more, spreads by their order, and what is out of reach."""
+"""Laws of the ledger's power.py and hindsight.py: seeds that suffice and no more, spreads by their order, and what is
+out of reach."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from sandbox.claims import REGIMES
 from sandbox.ledger import page
 from sandbox.ledger.cells import key
 from sandbox.ledger.claim import FRESH, Arm, Claim, Measure, Prediction
+from sandbox.ledger.hindsight import as_found
 from sandbox.ledger.power import (
     LEAST,
     MOST,
     POWER,
     SEARCHED,
-    as_found,
     assumed_text,
     level_of,
     needs,
