@@ -83,14 +83,14 @@ def library() -> Library:
 def build(cache: Path) -> Path:
     """The path of the compiled library inside `cache`; compiles it (some seconds, a line on stderr) if it is not there.
 
-    Its name is a hash of the sources, the flags, and the macros that the compiler predefines for itself and the
-    processor. If processes call at the same time, one compiles and the others wait. Raises ConfigError if there is no
-    compiler, or if it fails.
+    Its name is a hash of the sources, the compiler's command and flags, and the macros that it predefines for itself
+    and the processor. If processes call at the same time, one compiles and the others wait. Raises ConfigError if
+    there is no compiler, or if it fails.
     """
     compiler = _compiler()
     flags, about = _flags(compiler)
-    sources = sorted(Path(__file__).parent.glob("*.[ch]pp"))
-    key = hashlib.sha256(repr(flags).encode() + about.encode() + b"".join(path.read_bytes() for path in sources))
+    sources = {path.name: path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]pp"))}
+    key = hashlib.sha256(repr([*compiler, *flags]).encode() + about.encode() + b"".join(sources.values()))
     target = cache / f"{key.hexdigest()[:16]}.so"
     if target.exists():
         return target
@@ -99,8 +99,11 @@ def build(cache: Path) -> Path:
         if not target.exists():  # else another process built it while we waited
             print(f"compile: building the C++ kernels with {compiler[0]}, once", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as folder:
+                # The bytes that were hashed: an edit meanwhile must not be kept under their name.
+                for name, text in sources.items():
+                    (Path(folder) / name).write_bytes(text)
                 built = Path(folder) / "kernels.so"
-                _run([*compiler, *flags, str(SOURCE), "-o", str(built)])
+                _run([*compiler, *flags, str(Path(folder) / SOURCE.name), "-o", str(built)])
                 # Atomic, as the first look at `target` above takes no lock.
                 atomic_write(target, built.read_bytes())
     return target

@@ -194,6 +194,20 @@ def tiny(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("tiny")
+def test_the_sources_that_were_hashed_are_compiled(tmp_path, monkeypatch):
+    """An edit after the hash does not get into the library that has the name of the sources before it."""
+    run = build._run
+
+    def edited(command):
+        if "-o" in command:
+            build.SOURCE.write_text("#error edited\n")
+        return run(command)
+
+    monkeypatch.setattr(build, "_run", edited)
+    build.build(tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_build_is_found_again(tmp_path, monkeypatch):
     """A second build compiles nothing, and other flags are another library."""
     first = build.build(tmp_path)
