@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from lab.report.style import listed
-from sandbox.border.pictures import GAP_WORDS, TITLES
+from sandbox.border.pictures import FULL, GAP_WORDS, TITLES
 from sandbox.border.study import paragraph
 from sandbox.border.table import where
 from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, remedies_at
@@ -26,11 +26,12 @@ def missing(grpo: pd.DataFrame) -> list[Place]:
 
 
 def markdown(grpo: pd.DataFrame) -> str:
-    """A paragraph: the number of arms without runs, engines that have none, then remedies without any at an engine."""
-    lacking = missing(grpo)
+    """A paragraph: the number of arms without runs, engines that have none, then remedies without any at an engine; and
+    the number of arms with fewer runs than in the design."""
+    lacking, planned = missing(grpo), arms()
+    few = _few(grpo, planned)
     if not lacking:
-        return ""
-    planned = arms()
+        return paragraph(few)
     empty = [gap for gap in ROUTER_GAPS if {one for one in planned if one[0] == gap} <= set(lacking)]
     by_remedy = {
         remedy: tuple(
@@ -51,7 +52,16 @@ def markdown(grpo: pd.DataFrame) -> str:
     parts += [f"{listed(remedies)} with {listed(_gaps(gaps))}" for gaps, remedies in together.items()]
     rest = len(lacking) - len(named)
     ends = f"; the other {rest} lack some N" if rest and parts else ""
-    return paragraph(f"Of the map's {len(planned)} arms, {len(lacking)} have no run: {'; '.join(parts)}{ends}.")
+    return paragraph(f"Of the map's {len(planned)} arms, {len(lacking)} have no run: {'; '.join(parts)}{ends}.", few)
+
+
+def _few(grpo: pd.DataFrame, planned: list[Place]) -> str:
+    """The sentence on arms that have some runs, but fewer than FULL; empty where there are none."""
+    counts = [len(where(grpo, gap=gap, N=n, remedy=remedy)) for gap, n, remedy in planned]
+    some = [count for count in counts if 0 < count < FULL]
+    if not some:
+        return ""
+    return f"{len(some)} of the map's {len(planned)} arms have fewer runs than the {FULL} of the design, {min(some)} or more."
 
 
 def _gaps(gaps: Iterable[str]) -> list[str]:

@@ -28,6 +28,8 @@ COLOURS = "cividis"
 """Dark is low. It is perceptually uniform, and readable with any colour vision."""
 NOT_RUN = "#e6e6e6"
 BORDER = "#d1495b"
+FULL = 8
+"""Seeds of an arm in the study's design: a place with fewer runs says its number, even if none collapsed."""
 
 # Text stays text, so that a page can be searched; a fixed salt, so that the same rows give the same file.
 matplotlib.rcParams |= {
@@ -47,7 +49,7 @@ def svg(figure: Figure) -> str:
 def phase_diagram(
     places: pd.DataFrame, remedies: Sequence[str] = tuple(REMEDIES), border: float | None = None
 ) -> Figure:
-    """A panel per remedy: mean area by N and engine gap, and the number of collapsed runs unless it is 0.
+    """A panel per remedy: mean area by N and engine gap, and the collapsed runs unless they are 0 of FULL or more.
 
     `places` is `table.places` of GRPO's runs. Places without runs are grey, and a gap without any has no row; places
     that equal another by construction show that one. `border`: x* of KL x N, drawn as a dashed line in every panel.
@@ -111,7 +113,7 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], t
             # In the cell's colour, so that the line of the border does not run through a number.
             behind = {"fc": colours(share), "ec": "none", "pad": 0.4}
             axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink, bbox=behind)
-            if place["collapsed"] > 0:
+            if place["collapsed"] > 0 or place["n"] < FULL:
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
                 small = {"fontsize": 6, "weight": "bold", "bbox": behind}
                 axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, **small)

@@ -11,7 +11,7 @@ import pytest
 from sandbox.border import branches, controls, coverage, objectives
 from sandbox.border.curves import entropy_path, entropy_picture, fit_picture
 from sandbox.border.page import markdown as page
-from sandbox.border.pictures import svg
+from sandbox.border.pictures import FULL, svg
 from sandbox.border.study import WIDTH, BorderStudy, paragraph
 from sandbox.border.table import STORY
 from sandbox.border.tables_page import markdown as tables_page
@@ -62,14 +62,21 @@ def test_the_cells_without_runs_are_counted_and_grouped() -> None:
     assert f"Of the map's {len(MAP)} arms, {len(MAP) - 1} have no run: exact; FP8 without router noise;" in said
     assert "token TIS, R2, R3, TIS and R3, Pr2 and Pr3 with router noise 0.5" in said
     # The four other N of no remedy there.
-    assert said.endswith("the other 4 lack some N.")
+    assert "the other 4 lack some N." in said
 
 
 def test_a_map_with_every_run_has_nothing_missing() -> None:
     made: dict[str, Any] = {}
     for gap, n, remedy in coverage.arms():
-        made |= rows(gap, remedy, n, 1)
+        made |= rows(gap, remedy, n, FULL)
     assert coverage.markdown(BorderStudy(made, BORDER).grpo) == ""
+
+
+def test_arms_with_fewer_runs_than_the_design_are_counted() -> None:
+    """Three of the map's arms have fewer than FULL, the least 2; an arm with FULL does not count, nor one without."""
+    made = rows("r0.5", "none", 1, 3) | rows("r0.5", "none", 2, 2) | rows("r0.5", "none", 4, FULL - 1)
+    said = flat(coverage.markdown(BorderStudy(made | rows("r0.5", "none", 8, FULL), BORDER).grpo))
+    assert said.endswith("3 of the map's 173 arms have fewer runs than the 8 of the design, 2 or more.")
 
 
 def branched(remedy: str, n: int, values: dict[str, tuple[float, float]]) -> dict[str, Any]:
