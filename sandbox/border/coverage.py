@@ -61,7 +61,8 @@ def _few(grpo: pd.DataFrame, planned: list[Place]) -> str:
     some = [count for count in counts if 0 < count < FULL]
     if not some:
         return ""
-    return f"{len(some)} of the map's {len(planned)} arms have fewer runs than the {FULL} of the design, {min(some)} or more."
+    words = f"{len(some)} of the map's {len(planned)} arms have fewer runs than the {FULL} of the design"
+    return f"{words}, {min(some)} or more."
 
 
 def _gaps(gaps: Iterable[str]) -> list[str]:
