@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 from lab.report.style import PALETTE, number
-from sandbox.border.fit import known, logistic, points
+from sandbox.border.fit import comparable, logistic, points
 from sandbox.border.objectives import OBJECTIVES
 from sandbox.border.pictures import TITLES
 from sandbox.border.rates import NUMBER, counted
@@ -30,7 +30,7 @@ def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame) -> Figure:
 
     A bar is the 95% interval of Clopper and Pearson. `slowed` are runs at half the rate, to which nothing is fitted.
     """
-    own = known(unaided)
+    own = comparable(unaided)
     a, b = logistic(*points(NUMBER, own))
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axis = figure.subplots()

@@ -71,7 +71,7 @@ def fit_all(runs: pd.DataFrame, names: Sequence[str] | None = None, num_draws: i
 
     `runs` has the columns of `table.runs`; runs with an exact engine, whose gap has no logarithm, are left out.
     """
-    found = known(runs)
+    found = comparable(runs)
     if not 0 < found["collapsed"].to_numpy(dtype=float).sum() < len(found):
         raise ValueError(f"runs: expected some that collapsed and some that did not, got {len(found)} runs of one kind")
     names = list(names or CANDIDATES)
@@ -99,7 +99,7 @@ def expected(name: str, unaided: pd.DataFrame, runs: pd.DataFrame) -> float:
 
 def chances(name: str, unaided: pd.DataFrame, runs: pd.DataFrame, shift: float = 0.0) -> Numbers:
     """P(collapse) of each of the known `runs` by the regression on the `unaided` ones, with `shift` added to log x."""
-    a, b = logistic(*points(name, known(unaided)))
+    a, b = logistic(*points(name, comparable(unaided)))
     x, _ = points(name, known(runs))
     return special.expit(a + b * (x + shift))
 
@@ -107,6 +107,18 @@ def chances(name: str, unaided: pd.DataFrame, runs: pd.DataFrame, shift: float =
 def known(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs whose gap has a logarithm and whose end is known."""
     found = runs.loc[(runs["kl"] > 0) & runs["collapsed"].notna()]
+    assert isinstance(found, pd.DataFrame)
+    return found
+
+
+def comparable(runs: pd.DataFrame) -> pd.DataFrame:
+    """The known runs in which every candidate has a logarithm: deviances compare on the same runs only.
+
+    The estimate of chi2 may be negative at a small gap.
+    """
+    found = known(runs)
+    columns = [column for column in ("f2", "chi2") if column in found]
+    found = found.loc[(found[columns] > 0).all(axis=1)]
     assert isinstance(found, pd.DataFrame)
     return found
 
@@ -184,6 +196,6 @@ def auc(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
 
 
 __all__ = [
-    "ALIKE", "CANDIDATES", "RATED", "RIDGE", "BorderFit", "alike", "auc", "chances", "deviance", "expected", "fit_all",
-    "known", "logistic", "points",
+    "ALIKE", "CANDIDATES", "RATED", "RIDGE", "BorderFit", "alike", "auc", "chances", "comparable", "deviance",
+    "expected", "fit_all", "known", "logistic", "points",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from sandbox.border import branches, controls, coverage, objectives, one_number
 from sandbox.border.alarms import said as alarm_said
 from sandbox.border.lengths import said as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
-from sandbox.border.pictures import TITLES, welch
+from sandbox.border.pictures import FULL, TITLES, welch
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import STORY, ended, story, summary, where
 from sandbox.claims.border_arms import DEGREES
@@ -59,8 +59,8 @@ PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/borde
 
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed if its last quarter is below
 half of its highest level, the one before training included; the number of collapsed runs is below the accuracy, unless
-it is 0 of 8 or more. Dashed: half of the runs without a remedy collapse there (KL x N = x*, below). On the site, [every
-run of it](border-map.html) is a curve to click, with the command that makes it again.*
+it is 0 of 8 or more. Dashed: half of the runs without a remedy collapse there (KL x N = x*, below). Grey: not in
+the design. On the site, [every run](border-map.html) is a curve to click, with the command that makes it again.*
 """
 
 SIGN = """## The sign of the weight
@@ -150,13 +150,13 @@ def _claims(found: Sequence[Finding]) -> str:
 
 
 def _sign(grpo: pd.DataFrame) -> str:
-    """The gain by the weight at each N, and the picture of the gains."""
+    """The gain by the weight at each N whose arms have FULL runs, and the picture of the gains."""
     parts = []
     for n in DEGREES:
         one, none = (
             where(grpo, gap="r0.5", N=n, remedy=name)["area"].to_numpy(dtype=np.float64) for name in ("tis", "none")
         )
-        if min(len(one), len(none)) >= 2:
+        if min(len(one), len(none)) >= FULL:
             mean, low, high = welch(one, none)
             parts.append(f"{mean:+.3f} ({low:.3f} to {high:.3f}) at N = {n}")
     said = paragraph(f"It changes the accuracy by {', '.join(parts)}.") if parts else ""

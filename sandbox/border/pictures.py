@@ -126,7 +126,8 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], t
 
 
 def gains(runs: pd.DataFrame) -> Figure:
-    """The gain in mean area of each remedy over no remedy at router noise 0.5, by N, with Welch's 95% interval."""
+    """The gain in mean area of each remedy over no remedy at router noise 0.5, with Welch's 95% interval, at each N
+    whose arms have FULL runs."""
     remedies = ("tis", "R2", "R3")
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")
     axis = figure.subplots()
@@ -136,7 +137,7 @@ def gains(runs: pd.DataFrame) -> Figure:
         points = []
         for n in DEGREES:
             one, none = (where(own, N=n, remedy=name)["area"].to_numpy(dtype=float) for name in (remedy, "none"))
-            if min(len(one), len(none)) >= 2:
+            if min(len(one), len(none)) >= FULL:
                 points.append((n, *welch(one, none)))
         if points:
             x, mean, low, high = (np.array(column) for column in zip(*points, strict=True))

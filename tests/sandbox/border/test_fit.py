@@ -50,6 +50,15 @@ def test_numbers_that_cannot_be_told_apart_share_the_draws() -> None:
     assert {one.name for one in alike(list(fits.values()))} == set(names[:2])
 
 
+def test_all_numbers_are_compared_on_the_same_runs() -> None:
+    """A run whose chi2 has no logarithm counts for none of them, and no deviance is nan."""
+    runs = planted(10, 0.8, 4.0)
+    runs.loc[3, "chi2"] = -1e-4
+    fits = fit_all(runs, num_draws=5)
+    assert {one.num_runs for one in fits} == {len(runs) - 1}
+    assert all(math.isfinite(one.deviance) for one in fits)
+
+
 def test_a_number_that_knows_nothing_explains_nothing():
     """On shuffled outcomes the deviance falls by a chi2 of one degree of freedom: less than 11 (p = 1e-3)."""
     runs = planted(30, 0.8, 4.0)

@@ -79,6 +79,15 @@ def test_arms_with_fewer_runs_than_the_design_are_counted() -> None:
     assert said.endswith("3 of the map's 173 arms have fewer runs than the 8 of the design, 2 or more.")
 
 
+def test_the_weight_s_gain_needs_the_runs_of_the_design() -> None:
+    """At N = 2 either arm has 7 runs, at N = 4 both have 8: the page gives the gain at N = 4 alone."""
+    made: dict[str, Any] = {}
+    for remedy in ("none", "tis"):
+        made |= rows("r0.5", remedy, 2, FULL - 1) | rows("r0.5", remedy, 4, FULL)
+    said = flat(page(BorderStudy(made, BORDER), []))
+    assert " at N = 4. " in said.split("It changes the accuracy by")[1][:60]
+
+
 def branched(remedy: str, n: int, values: dict[str, tuple[float, float]]) -> dict[str, Any]:
     """Rows of two branches with these probes."""
     arm, found = branch(remedy, n), {}
