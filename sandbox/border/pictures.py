@@ -62,8 +62,9 @@ def phase_diagram(
     figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
     line = None if border is None else border_line(places, gaps, border)
+    crossed = set() if line is None else {(round(x), round(y)) for x, y in zip(*line, strict=True)}
     for axis, remedy in zip(axes, remedies, strict=False):
-        _panel(axis, places, remedy, gaps, top)
+        _panel(axis, places, remedy, gaps, top, crossed)
         if line is not None:
             # On a white casing, so that it is seen on every colour of the map.
             axis.plot(*line, color="white", lw=2.6)
@@ -97,7 +98,9 @@ def border_line(places: pd.DataFrame, gaps: Sequence[str], border: float) -> tup
     return x, np.maximum(found + np.minimum(0.0, before), y[0] - 0.5)
 
 
-def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], top: float) -> None:
+def _panel(
+    axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], top: float, crossed: set[tuple[int, int]]
+) -> None:
     colours = matplotlib.colormaps[COLOURS]
     for y, gap in enumerate(gaps):
         for x, n in enumerate(DEGREES):
@@ -111,7 +114,7 @@ def _panel(axis: Axes, places: pd.DataFrame, remedy: str, gaps: Sequence[str], t
             axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=colours(share), ec="white"))
             ink = "white" if share < 0.55 else "black"
             # In the cell's colour, so that the line of the border does not run through a number.
-            behind = {"fc": colours(share), "ec": "none", "pad": 0.4}
+            behind = {"fc": colours(share), "ec": "none", "pad": 0.4} if (x, y) in crossed else None
             axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink, bbox=behind)
             if place["collapsed"] > 0 or place["n"] < FULL:
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
