@@ -27,7 +27,7 @@ from lab.interrupts import kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
-"""Seconds for a connection to a cluster's address, again for its first answer, and again for its answer as a Ray.
+"""Seconds for a connection to a cluster's address, again for its first answer, and again for its answer as Ray.
 
 Ray itself tries for ten minutes.
 """

@@ -36,7 +36,7 @@ class EvenAnswers:
         self.task = task
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:
-        """The task's own."""
+        """The prompts of the task in a step."""
         return self.task.prompts(step, num_prompts)
 
     def held_out(self) -> Sequence[Prompt]:

@@ -5,7 +5,7 @@ Letters beyond theory/contracts.py: N = B S rows of a flattened batch.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -31,7 +31,7 @@ class Routing(Protocol):
         ...
 
 
-class NaturalRecorder(ABC):
+class NaturalRecorder(Routing):
     """A routing that leaves the choice of experts to the router and only records it.
 
     A whole pass chooses experts itself and hands over several layers in one call, without a stop at each layer. Not a
@@ -39,18 +39,6 @@ class NaturalRecorder(ABC):
     """
 
     keep_features: bool
-
-    @abstractmethod
-    def route(
-        self,
-        layer_number: int,
-        hidden_ND: Float[Tensor, "N D"],
-        logits_NE: Float[Tensor, "N E"],
-        num_slots: int,
-        gate: Gate,
-        selection_bias_E: Float[Tensor, " E"] | None = None,
-    ) -> tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]:
-        """As `Routing.route`."""
 
     @abstractmethod
     def take(

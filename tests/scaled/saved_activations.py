@@ -127,7 +127,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 def _fuse(attention: Any) -> None:
     def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any, **__: Any) -> Tensor:
         assert mask is None, "expected causal attention alone"
-        return FusedAttention.apply(query, key, value, attention.softmax_scale).flatten(2)  # type: ignore[union-attr]
+        out = FusedAttention.apply(query, key, value, attention.softmax_scale)
+        assert out is not None  # as torch's stubs allow
+        return out.flatten(2)
 
     attention.forward = forward
 

@@ -78,9 +78,10 @@ def test_a_failed_probe_leaves_its_tokens_and_scores(tmp_path: Path) -> None:
     engine.load_weights(weights(learner).items(), 3)
     amiss = Amiss(engine, range(1, 2))
     recent = engine.generate(worlds.prompts(4), Sampling(6, 2))
-    one = replace(probe(), evidence=tmp_path / "evidence")
+    evidence = tmp_path / "evidence"
+    one = replace(probe(), evidence=evidence)
     one(One(engine), learner, 3, recent)
-    assert not one.evidence.exists()  # type: ignore[union-attr]
+    assert not evidence.exists()
     with pytest.raises(ProbeError) as raised:
         one(amiss, learner, 3, recent)
     (path,) = tmp_path.rglob("*.*")

@@ -111,7 +111,10 @@ def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.Monke
     """The step's row, then its tokens and scores as a trace, though none is due, and both before the hashes."""
     events: list[tuple[list[int], int]] = []
     folder = RunFolder(tmp_path)
-    ended = lambda config, run: events.append(([row["step"] for row in run.metrics()], len(run.traces())))  # noqa: E731
+
+    def ended(config, run):
+        events.append(([row["step"] for row in run.metrics()], len(run.traces())))
+
     monkeypatch.setattr(session, "finish", ended)
     recipe, engine, learner, task = world()
     config = ScaledRun.model_construct(traces=SimpleNamespace(every=100), schedule=ScheduleBlock(), num_steps=9)

@@ -1,4 +1,4 @@
-"""Laws of a checkpoint's host memory: what plan counts is what Megatron-core's ranks allocate, and where it lies."""
+"""Laws of a checkpoint's host memory: the plan counts the memory that Megatron-core's ranks allocate, where they do."""
 
 from __future__ import annotations
 
