@@ -104,14 +104,15 @@ class Prediction:
             raise ValueError(f"scale: expected difference for {self.measure.name}, got {self.scale}")
         if self.is_factor and self.margin < 1.0:
             raise ValueError(f"margin: expected a factor of at least 1 on the scale {self.scale}, got {self.margin}")
-        if self.planned is not None and not self._is_beyond(self.planned):
-            wanted = f"an effect beyond the margin, {self.margin:g}, on the side of a prediction that has one"
+        if self.planned is not None and not self._holds(self.planned):
+            wanted = f"an effect at which the prediction holds, with its margin of {self.margin:g}"
             raise ValueError(f"planned: expected {wanted}, got {self.planned:g} ({self.expected})")
 
-    def _is_beyond(self, effect: float) -> bool:
-        low = 1.0 / self.margin if self.is_factor else -self.margin
-        found = {"more": effect > self.margin, "less": effect < low, "at_most": effect < self.margin}
-        return found.get(self.expected, False)
+    def _holds(self, effect: float) -> bool:
+        low, high = 1.0 / self.margin if self.is_factor else -self.margin, self.margin
+        return {"more": effect > high, "less": effect < low, "at_most": effect < high, "same": low < effect < high}[
+            self.expected
+        ]
 
     @property
     def is_factor(self) -> bool:

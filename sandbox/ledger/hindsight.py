@@ -14,7 +14,7 @@ from scipy import stats
 
 from sandbox.ledger import events
 from sandbox.ledger.power import (
-    MOST,
+    MOST_HOURS,
     POWER,
     SEARCHED,
     Need,
@@ -38,8 +38,8 @@ class AsFound(SeedsNeeded):
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it would need more than MOST seeds."""
-        return self.seeds is None or self.seeds > MOST
+        """Whether a second trial would cost more than MOST_HOURS."""
+        return not self.hours <= MOST_HOURS
 
 
 def as_found(one: Finding, need: Need) -> AsFound | None:

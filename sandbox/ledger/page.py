@@ -10,7 +10,7 @@ from sandbox.ledger import exact
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
 from sandbox.ledger.early_warning import LEAD, warnings
-from sandbox.ledger.power import MOST, POWER, Need, assumed_text, needs
+from sandbox.ledger.power import MOST, MOST_HOURS, POWER, Need, assumed_text, needs
 from sandbox.ledger.summary import (
     OPEN,
     OUT_OF_REACH,
@@ -48,7 +48,8 @@ READING = f"""## How to read it
   **tried again**: inconclusive, and repeated on later seeds by the claim whose name ends in "again", which answers the
   question in its place. **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more
   than {MOST} seeds; none are run. A question is within reach if it has deciding seeds; it is one question, however
-  often it was tried.
+  often it was tried. A second trial has as many seeds as it needs at the effect found, for {MOST_HOURS:g} hours of one
+  thread at most.
 - *Inconclusive, why*: the *effect at its margin* lies within a standard error of it; else there were *too few seeds*.
   Either way, the seeds that {POWER:.0%} power would need if the truth were what the claim's own runs found, at the
   level of Holm's first step: a look back, which changes no verdict.

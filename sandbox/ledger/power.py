@@ -5,7 +5,7 @@ chance of 80% at the level of Holm's first step, ALPHA over twice the number of 
 truth
 
 - `more`, `less` of a number: the effect is the `planned` one, else twice the margin; one residual SD if that is 0;
-- `same`, `at_most`: it is the `planned` one, else 0 (one residual SD inside a margin of 0);
+- `same`, `at_most` of a number: it is the `planned` one, else 0 (one residual SD inside a margin of 0);
 - `more`, `less` of an event: the difference is the `planned` one, else the margin plus half of the runs, at most all,
   centred at one half; against a number, the planned share, else all of the runs or none; `same`, `at_most`: one half
   on both sides, or the planned difference centred at one half; none of the runs against a number;
@@ -37,7 +37,10 @@ POWER = 0.8
 LEAST = 5
 """The smallest number of seeds: a spread recorded elsewhere may differ here."""
 MOST = 40
-"""A claim that needs more seeds is out of reach: its cost is shown, and it is not run."""
+"""A first trial that needs more seeds is out of reach: its cost is shown, and it is not run."""
+MOST_HOURS = 3.0
+"""A second trial, planned at the effect that the first one found, has as many seeds as it needs, at this cost at most,
+in hours of one thread."""
 SEARCHED = 4096
 """The largest number of seeds in the search."""
 
@@ -90,7 +93,8 @@ def distance(prediction: Prediction, sd: float) -> float:
     margin = margin_of(prediction)
     if prediction.planned is not None:
         effect = _planned(prediction)
-        return margin - effect if prediction.expected == "at_most" else abs(effect) - margin
+        within = {"at_most": margin - effect, "same": margin - abs(effect)}
+        return within.get(prediction.expected, abs(effect) - margin)
     return margin if margin > 0 else sd
 
 
@@ -122,9 +126,13 @@ def power(prediction: Prediction, sd: float, seeds: int, level: float, is_paired
     arms = [len(side) for side in sides if side]
     error = sd * math.sqrt((1.0 if is_paired else sum(1.0 / number for number in arms)) / seeds)
     df = float((1 if is_paired else sum(arms)) * (seeds - 1))
-    found = student_power(distance(prediction, sd) / error, df, level)
-    # `same` needs both one-sided tests: at least 1 - 2 (1 - found).
-    return max(0.0, 2.0 * found - 1.0) if prediction.expected == "same" else found
+    near = distance(prediction, sd)
+    found = student_power(near / error, df, level)
+    if prediction.expected != "same":
+        return found
+    # Both one-sided tests are needed: 1 less the chances that either is missed, at least.
+    far = 2.0 * margin_of(prediction) - near if prediction.planned is not None else near
+    return max(0.0, found + student_power(far / error, df, level) - 1.0)
 
 
 def student_power(far: float, df: float, level: float) -> float:
@@ -250,6 +258,6 @@ def assumed_text(prediction: Prediction, sd: float) -> str:
 
 
 __all__ = [
-    "MOST", "POWER", "SEARCHED", "Need", "SeedsNeeded", "assumed_text", "least_seeds", "level_of", "needs", "power",
-    "region_power", "seeds_needed", "share_power", "student_power",
+    "MOST", "MOST_HOURS", "POWER", "SEARCHED", "Need", "SeedsNeeded", "assumed_text", "least_seeds", "level_of",
+    "needs", "power", "region_power", "seeds_needed", "share_power", "student_power",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.hindsight import AsFound, as_found
-from sandbox.ledger.power import MOST, POWER, SEARCHED, Need
+from sandbox.ledger.power import MOST_HOURS, POWER, SEARCHED, Need
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, TRIED_AGAIN, OPEN = "out of reach", "tried again", "–"
@@ -109,14 +109,14 @@ UNDECIDED_TITLES = ("inconclusive", "why", "seeds needed at the effect found", "
 def undecided_row(need: AsFound) -> tuple[str, str, str]:
     """The reason why a claim is inconclusive, and the seeds and hours that it would need at the effect found."""
     why = "effect at its margin" if need.is_at_margin else "too few seeds"
-    beyond = f"; beyond {MOST} seeds" if need.is_beyond else ""
+    beyond = f"; beyond {MOST_HOURS:g} hours" if need.is_beyond else ""
     seeds = f"over {SEARCHED}" if need.seeds is None else str(need.seeds)
     return f"{why}{beyond}", seeds, cost_text(need.hours)
 
 
 def reach_text(made: Sequence[ClaimLine], needs: Sequence[AsFound]) -> str:
     """The number of questions within reach that are decided, the share left, and the number of those that would need
-    more than MOST seeds, in words; empty if none is within reach. `needs`: of the inconclusive ones."""
+    more than MOST_HOURS, in words; empty if none is within reach. `needs`: of the inconclusive ones."""
     asked = questions(made)
     if not asked:
         return ""
@@ -131,7 +131,7 @@ def reach_text(made: Sequence[ClaimLine], needs: Sequence[AsFound]) -> str:
     if needs:
         words += (
             f" At the effects found, {sum(need.is_beyond for need in needs)} of the {len(needs)} inconclusive ones "
-            f"would need more than {MOST} seeds for {POWER:.0%} power, the most that a claim is given."
+            f"would need more than {MOST_HOURS:g} hours for {POWER:.0%} power, the most that a second trial is given."
         )
     return words
 

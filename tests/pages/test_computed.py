@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sandbox.claims import RESULTS
+from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger.exact import KEPT as VERDICTS
+from sandbox.ledger.power import MOST, MOST_HOURS, needs
 from tests.pages import (
     border,
     deep_ladder,
@@ -64,6 +65,17 @@ PAGES: dict[str, tuple[Text, Text]] = {
 @pytest.mark.parametrize(("stands", "computed"), PAGES.values(), ids=PAGES)
 def test_a_page_is_computed_from_the_kept_rows(stands: Text, computed: Text) -> None:
     assert stands() == computed()
+
+
+def test_no_claim_has_more_than_its_trial_allows() -> None:
+    """Decision 7: 40 seeds for a first trial, 3 hours of one thread for a second one, at the mean time of its runs."""
+    needed = needs(CLAIMS, REGIMES, ledger.kept())
+    for claim in CLAIMS:
+        seeds = len(claim.deciding())
+        if claim.repeats is None:
+            assert seeds <= MOST
+        else:
+            assert 0.0 < seeds * needed[claim.number].hours_per_seed <= MOST_HOURS
 
 
 def test_every_prediction_is_told_under_its_question() -> None:

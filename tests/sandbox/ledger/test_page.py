@@ -14,7 +14,7 @@ from sandbox.ledger import command, html, page, summary
 from sandbox.ledger.cells import KEPT, NUM_WINDOWS, key
 from sandbox.ledger.claim import FRESH, Row
 from sandbox.ledger.hindsight import AsFound
-from sandbox.ledger.power import MOST, needs
+from sandbox.ledger.power import MOST_HOURS, needs
 from sandbox.ledger.spreads import ResidualSpread
 from sandbox.ledger.statistics import Expected, Word
 from sandbox.ledger.verdicts import Finding, findings
@@ -115,12 +115,12 @@ def test_the_page_says_how_many_questions_are_decided(found: list[Finding], rows
     made = summary.lines(claims, given, needed)
     # 3, 17 and 20 are decided; 5 and 34 are not, and 99, in the place of 9, lacks its runs.
     assert {line.claim.number for line in summary.questions(made)} == {3, 5, 17, 20, 34, 99}
-    wants = [AsFound(seeds, 0.01, is_at_margin=True) for seeds in (None, MOST, MOST + 1)]
+    wants = [AsFound(seeds, MOST_HOURS / 8, is_at_margin=True) for seeds in (None, 8, 9)]
     words = summary.reach_text(made, wants)
     assert words == (
         "Of 6 questions within reach 3 are decided and 3 (50%) are not, where the aim is at most 20%. Runs are missing "
-        "for 1 of these. At the effects found, 2 of the 3 inconclusive ones would need more than 40 seeds for 80% "
-        "power, the most that a claim is given."
+        "for 1 of these. At the effects found, 2 of the 3 inconclusive ones would need more than 3 hours for 80% "
+        "power, the most that a second trial is given."
     )
     assert summary.reach_text([], []) == "" and "At the effects" not in summary.reach_text(made, [])
 
@@ -138,7 +138,7 @@ def test_each_inconclusive_claim_says_why(found: list[Finding], rows: dict[str, 
             assert f"{claim.number}. {page.title(claim)}" in text.partition("nconclusive, why")[2] and clause in text
         assert "questions within reach" in text
     assert summary.undecided_row(AsFound(30, 0.1, is_at_margin=False)) == ("too few seeds", "30", "3.0 h")
-    beyond = ("effect at its margin; beyond 40 seeds", "over 4096", "–")
+    beyond = ("effect at its margin; beyond 3 hours", "over 4096", "–")
     assert summary.undecided_row(AsFound(None, 0.1, is_at_margin=True)) == beyond
 
 
