@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import ray._private.worker as ray_worker
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
 from lab.files import RecordError, exclusive
-from lab.interrupts import kept_handlers
+from lab.interrupts import held, kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
@@ -54,6 +55,9 @@ STARTS = 3
 """Times that a private Ray is started before the machine counts as too busy."""
 LATE = "timed out during startup"
 """The words by which Ray says that its processes were late."""
+
+SLICE_S = 0.5
+"""Seconds that a signal may wait in `wait`."""
 
 LOCK = "owner.lock"  # held by the process that made the folder, for as long as it lives
 
@@ -110,6 +114,27 @@ def ray_session(
         finally:
             # Inside the other two blocks: this ends the processes that write into the folder.
             ray.shutdown()
+
+
+def wait(references: Sequence[Any], timeout: float | None = None, num: int = 1) -> list[Any]:
+    """The references that are ready once `num` of them are, or after `timeout` seconds (None: no limit).
+
+    `ray.wait` and `ray.get` take no exception from a signal's handler but KeyboardInterrupt: with another they go on to
+    the end of their wait, hours perhaps, and then raise a SystemError.
+    """
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        with held():
+            done, _ = ray.wait(list(references), num_returns=num, timeout=max(0.0, min(SLICE_S, left)))
+        if len(done) >= num or left <= SLICE_S:
+            return done
+
+
+def fetch(references: Any, timeout: float | None = None) -> Any:
+    """`ray.get` of answers that are ready or nearly so; a signal counts once it returns (see `wait`)."""
+    with held():
+        return ray.get(references, timeout=timeout)
 
 
 def _start(field: str, **words: Any) -> None:

@@ -21,7 +21,7 @@ from ray.exceptions import RayError, RayTaskError
 from lab.config.load import config_hash
 from lab.files import atomic_write
 from lab.manifest import manifest
-from lab.ray_session import ray_session
+from lab.ray_session import fetch, ray_session, wait
 from lab.records import RunFolder
 from sandbox.ledger.branch import branch_row
 from sandbox.ledger.cells import Cell, Cells, row_of
@@ -112,10 +112,10 @@ def work(
     with ray_session(address, num_cpus=places, object_store_bytes=OBJECT_STORE_BYTES, field="--address"):
         running = {task.remote(cell, root, compiled): cell for cell in wanted}
         while running:
-            (ready,), _ = ray.wait(list(running), num_returns=1)
+            (ready,) = wait(list(running))
             cell = running.pop(ready)
             try:
-                found = ray.get(ready)
+                found = fetch(ready)
             except RayTaskError as error:
                 yield cell, error.cause
                 continue

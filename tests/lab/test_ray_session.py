@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,8 @@ import pytest
 import ray
 
 from lab import ray_session as module
-from lab.ray_session import ray_session, reach
+from lab.interrupts import Interrupted, interruptible
+from lab.ray_session import ray_session, reach, wait
 
 OWNER = """
 import time
@@ -151,7 +153,8 @@ except AuthenticationError as error:
 def test_a_ray_of_ones_own_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers as a cluster does, listens on loopback alone, refuses whoever has not its token, leaves no token file.
 
-    What the process and the environment were told of it is taken back.
+    A signal ends a wait for it at once, whose task runs on. What the process and the environment were told of it is
+    taken back.
     """
     monkeypatch.setenv("HOME", str(tmp_path))
     before = dict(os.environ)
@@ -164,9 +167,21 @@ def test_a_ray_of_ones_own_is_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
         stranger = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         asked = subprocess.run([sys.executable, "-c", STRANGER, address], env=stranger, capture_output=True, text=True)
         assert asked.stdout == "refused\n", asked.stderr
+        running = ray.remote(lambda: time.sleep(600)).remote()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with interruptible():
+                signalled(signum)
+                with pytest.raises(Interrupted, match=signum.name):
+                    wait([running])
+        assert wait([running], timeout=0.0) == [] and wait([ray.put(i) for i in range(3)], num=2, timeout=600.0)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         assert os.environ.get(name) == before.get(name)
     assert not (tmp_path / ".ray").exists()
+
+
+def signalled(signum: int) -> None:
+    """Sends the signal to this process once it waits for Ray in C++, half a second from now."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signum)).start()
 
 
 def listening_addresses(process: psutil.Process) -> list[str]:
