@@ -41,6 +41,17 @@ def values(own: Sequence[Row], probe: str) -> list[float]:
     return [float(row["probes"][probe]) for row in own if row["probes"].get(probe) is not None]
 
 
+def gains(most: Mapping[str, Sequence[Row]]) -> str:
+    """The gain in accuracy of every remedy over none, in words: means of differences within a state, at one N."""
+    after = {remedy: {row["seed"]: row["probes"]["accuracy_after"] for row in own} for remedy, own in most.items()}
+    none = after.pop("none")
+    said = [
+        f"{REMEDIES[remedy]} {interval([own[seed] - none[seed] for seed in own if seed in none], 3)}"
+        for remedy, own in after.items()
+    ]
+    return f"Within a state, at N = {max(DEGREES)}, the gain over no remedy is: {'; '.join(said)}."
+
+
 def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
     """The section; empty unless the remedies of claim 43 have branches at the largest N."""
     most = {remedy: own for remedy in REMEDIES if (own := found(rows, regime, remedy, max(DEGREES)))}
@@ -62,9 +73,9 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
     said = paragraph(
         f"The gradient's bias is {bias['none']:.2f} without a remedy, {bias['R3']:.2f} under R3 and {bias['tis']:.2f} "
         f"with the weight (cosine {cosine['none']:.2f}, {cosine['R3']:.2f} and {cosine['tis']:.2f}), whose variance is "
-        f"{number(variance['tis'] / variance['none'])} times that without a remedy."
+        f"{number(variance['tis'] / variance['none'])} times that without a remedy. {gains(most)}"
     )
     return f"{WORDS.format(num=len(most['none']))}\n{markdown_table(titles, lines)}\n{said}"
 
 
-__all__ = ["found", "markdown", "values"]
+__all__ = ["found", "gains", "markdown", "values"]

@@ -98,7 +98,7 @@ def branched(remedy: str, n: int, values: dict[str, tuple[float, float]]) -> dic
 
 
 def test_branches_have_the_means_of_their_probes() -> None:
-    """Bias, cosine and variance by remedy, and the ratio of the weight's variance to that without a remedy."""
+    """Bias, cosine and variance by remedy, the ratio of the variances, and the gains in accuracy within a state."""
     made = branched(
         "none", 8, {"bias": (0.7, 0.9), "cosine": (0.7, 0.8), "variance": (30.0, 50.0), "accuracy_after": (0.1, 0.2)}
     )
@@ -112,6 +112,9 @@ def test_branches_have_the_means_of_their_probes() -> None:
     assert "bias is 0.80 without a remedy, 0.70 under R3 and 0.30 with the weight (cosine 0.75, 0.80 and 0.95)" in said
     assert "whose variance is 3 times that without a remedy" in said
     assert "| R3 | 0.70 (-0.57 to 1.97) | 0.80 (0.80 to 0.80) | 60 (60 to 60) | – | 0.300 (0.300 to 0.300) |" in said
+    # Differences 0.2 and 0.1 within a state, and 0.2 twice.
+    gains = "the gain over no remedy is: R3 0.150 (-0.485 to 0.785); token TIS 0.200 (0.200 to 0.200)."
+    assert "Within a state, at N = 8, " + gains in said
     assert "| R2 |" not in said
     made |= branched("R2", 8, {"bias": (1.0, 1.2), "accuracy_after": (0.1, 0.1)})
     assert "| R2 | 1.10 (-0.17 to 2.37) | – | – | – | 0.100 (0.100 to 0.100) |" in flat(branches.markdown(made, BORDER))
