@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import optimize
 
+from lab.markdown import markdown_table
 from lab.report.style import number
+from sandbox.border.branches import REMEDIES as WORDS
 from sandbox.border.fit import RATED, chances, expected, fit_all, known
-from sandbox.border.study import paragraph
+from sandbox.border.study import interval, paragraph
 from sandbox.border.table import where
 
 NUMBER = "KL x N"
+
+GAP = "r0.5"
+ASKED = ((GAP, "none"), (GAP, "tis"), (GAP, "R3"), ("exact", "none"))
+"""The engines and remedies that have runs at both rates."""
+
+REMEDIES = """## Half the rate
+
+Do the remedies do at half the learning rate what they do at the map's own? Runs of GRPO at router noise 0.5 or with an
+exact engine; the accuracy is the mean over the run, with its 95% interval.
+"""
 
 LEVEL = 0.05
 """A power of the rate is refuted if the runs at half the rate collapse so seldom with at most this probability."""
@@ -76,7 +90,48 @@ def markdown(unaided: pd.DataFrame, slowed: pd.DataFrame) -> str:
         f"{number(least_power(unaided, slowed))} is refuted at {LEVEL:.0%}.",
         f"The deviance explained, of the runs at both rates: {fits}.",
         "With 400 updates each, the slower runs also go less far.",
+        "[Remedies there](border-tables.md#half-the-rate)." if _has_remedies(slowed) else "",
     )
 
 
-__all__ = ["at_most", "counted", "least_power", "markdown"]
+def remedies(grpo: pd.DataFrame, slowed: pd.DataFrame) -> str:
+    """The section of docs/border-tables.md: accuracy by N and remedy at both rates, and what a remedy gains at half the
+    rate; empty without runs under a remedy there. `grpo`: the runs at the map's rate."""
+    if not _has_remedies(slowed):
+        return ""
+    degrees = sorted(int(n) for n in slowed["N"].unique())
+    lines = []
+    for n, (gap, remedy) in itertools.product(degrees, ASKED):
+        own, at_full = (where(table, gap=gap, remedy=remedy, N=n) for table in (slowed, grpo))
+        if len(own):
+            words = "exact engine" if gap == "exact" else WORDS[remedy]
+            count = int(own["collapsed"].to_numpy(dtype=float).sum())
+            lines.append((str(n), words, f"{count} of {len(own)}", _accuracy(own), _accuracy(at_full)))
+    titles = ("N", "run", "collapsed", "accuracy, half the rate", "accuracy, the map's rate")
+    said = [
+        f"Within a seed {WORDS[remedy]} changes it at half the rate by {changes}."
+        for remedy in ("tis", "R3")
+        if (changes := _changes(slowed, remedy, degrees))
+    ]
+    return f"{REMEDIES}\n{markdown_table(titles, lines)}\n{paragraph(*said)}"
+
+
+def _has_remedies(slowed: pd.DataFrame) -> bool:
+    return {remedy for _, remedy in ASKED} <= set(slowed["remedy"])
+
+
+def _accuracy(own: pd.DataFrame) -> str:
+    return interval(own["area"].to_list(), 3)
+
+
+def _changes(slowed: pd.DataFrame, remedy: str, degrees: Sequence[int]) -> str:
+    """The mean difference of a remedy's accuracy from no remedy's, by N, over the seeds that both have, in words."""
+    said = []
+    for n in degrees:
+        own, none = (where(slowed, gap=GAP, remedy=one, N=n).set_index("seed")["area"] for one in (remedy, "none"))
+        if len(differences := (own - none).dropna()) > 1:
+            said.append(f"{interval(differences.to_list(), 3)} at N = {n}")
+    return ", ".join(said)
+
+
+__all__ = ["at_most", "counted", "least_power", "markdown", "remedies"]

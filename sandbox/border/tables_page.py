@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border import objectives, one_number
+from sandbox.border import objectives, one_number, rates
 from sandbox.border.alarms import table as alarms
 from sandbox.border.lengths import markdown as longer_responses
 from sandbox.border.study import BorderStudy
@@ -48,9 +48,9 @@ own test: *for*, *against* or *open* at 5%, without correction for their number.
 def markdown(study: BorderStudy, found: Sequence[Finding], waiting: str) -> str:
     """The page; `found` are the findings of the study's claims, `waiting` is the ledger's `waiting_text`."""
     parts = [
-        INTRO, _gap(study.grpo), one_number.tables(study), longer_responses(study.rows, study.regime),
-        objectives.clipping(study.table), ENTROPY if len(study.table) else "", alarms(study),
-        _predictions(found, waiting),
+        INTRO, _gap(study.grpo), one_number.tables(study), rates.remedies(study.grpo, study.slowed),
+        longer_responses(study.rows, study.regime), objectives.clipping(study.table),
+        ENTROPY if len(study.table) else "", alarms(study), _predictions(found, waiting),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 

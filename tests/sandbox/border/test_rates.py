@@ -10,7 +10,9 @@ from scipy import stats
 
 from sandbox.border.fit import expected
 from sandbox.border.papers import SETTINGS, PaperSetting, SmallWorld, answer, length_power, rate_power, small, table
-from sandbox.border.rates import LEVEL, at_most, counted, least_power, markdown
+from sandbox.border.rates import LEVEL, at_most, counted, least_power, markdown, remedies
+from sandbox.border.study import BorderStudy
+from tests.sandbox.border.made import BORDER, rows
 from tests.sandbox.border.test_fit import planted
 
 
@@ -40,6 +42,22 @@ def test_the_paragraph_has_what_each_number_expects() -> None:
     assert f"0 of {len(slow)} runs collapse, where `KL x N` alone expects {asked[0]:.1f}." in said
     assert f"With the rate as a factor the number expects {asked[1]:.1f}, with its square {asked[2]:.1f};" in said
     assert markdown(fast, slow.assign(remedy="R3")) == "" and counted(slow.assign(kl=0.0)).empty
+
+
+def test_the_remedies_stand_at_both_rates() -> None:
+    """Collapses and accuracy at half the rate beside the map's own, and what each remedy changes within a seed."""
+    fast = rows("r0.5", "none", 8, 4, 4) | rows("r0.5", "R3", 8, 3)
+    slow = rows("r0.5", "none", 8, 4, 1, slowed=True) | rows("r0.5", "R3", 8, 3, slowed=True)
+    study = BorderStudy(fast | slow, BORDER)
+    assert remedies(study.grpo, study.slowed) == ""  # no run under the weight
+    study = BorderStudy(fast | slow | rows("r0.5", "tis", 8, 2, 2, slowed=True), BORDER)
+    said = " ".join(remedies(study.grpo, study.slowed).split())
+    assert "| 8 | no remedy | 1 of 4 | 0.225 (-0.014 to 0.464) | 0.000 (-0.000 to 0.000) |" in said
+    assert "| 8 | R3 | 0 of 3 | 0.300 (0.300 to 0.300) | 0.300 (0.300 to 0.300) |" in said
+    assert "| 8 | token TIS | 2 of 2 | 0.000 (-0.000 to 0.000) | – |" in said and "| 1 |" not in said
+    # Seeds 104 and 105 have both: 0 - 0 and 0 - 0.3; seeds 104 to 106: 0.3 - 0, 0.3 - 0.3 twice.
+    assert "Within a seed token TIS changes it at half the rate by -0.150 (-2.056 to 1.756) at N = 8." in said
+    assert "R3 changes it at half the rate by 0.100 (-0.330 to 0.530) at N = 8." in said
 
 
 OWN = SmallWorld(border=0.8, length=20.0, rate=2e-3, kl=0.3)
