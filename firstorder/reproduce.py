@@ -101,6 +101,7 @@ def reproduce(
 
 def _run(wanted: Wanted, place: LedgerFolders, address: str | None, jobs: int | None, compiled: bool) -> int:
     """Makes the missing runs, and returns how many of them failed."""
+    from lab.interrupts import Interrupted
     from sandbox.ledger import command
 
     _check_tried(wanted)
@@ -108,7 +109,10 @@ def _run(wanted: Wanted, place: LedgerFolders, address: str | None, jobs: int | 
         raise ValueError("expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')")
 
     say = partial(typer.echo, err=True)
-    return command.run(wanted, place, address=address, jobs=jobs, compiled=compiled, say=say)
+    try:
+        return command.run(wanted, place, address=address, jobs=jobs, compiled=compiled, say=say)
+    except Interrupted as stop:
+        raise Interrupted(stop.signum, "; the same command continues the queue") from stop
 
 
 def _check_tried(wanted: Wanted) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_without_ray_one_line_says_how_to_get_it(
     monkeypatch.setattr(command, "run", lambda *a, **k: pytest.fail("a run was begun"))
     line = fails(capsys, "reproduce", "9", "--regime", "paper", "--results", str(tmp_path / "results"))
     assert line == "expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stopped_queue_says_that_it_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal in the queue is one line and 128 + its number, and no page is written."""
+    monkeypatch.setattr(command, "run", lambda *a, **k: signal.raise_signal(signal.SIGTERM))
+    assert main(["reproduce", "9", "--regime", "paper", "--results", str(tmp_path)]) == 143
+    assert capsys.readouterr().err == "interrupted by SIGTERM; the same command continues the queue\n"
     assert list(tmp_path.iterdir()) == []
 
 
