@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
-
+from lab.ray_session import fetch
 from scaled.cluster.ray_cluster import Cluster
 
 
@@ -17,7 +16,7 @@ class ActorGroup:
 
     def pids(self) -> list[int]:
         """Process ids of the actors."""
-        return ray.get([actor.pid.remote() for actor in self.actors])
+        return fetch([actor.pid.remote() for actor in self.actors])
 
     def close(self) -> None:
         """Ends the actors' processes."""

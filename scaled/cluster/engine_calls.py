@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from lab.ray_session import fetch, wait
 from scaled.cluster.actors import ActorGroup
 from scaled.cluster.engine_actor import BuildEngine, EngineActor
 from scaled.cluster.ray_cluster import Cluster
@@ -123,7 +123,7 @@ class EngineCalls(ActorGroup):
             heads = {i: line[0] for i, line in lines.items() if line}
             deadlines = {i: self._deadline(call) for i, call in heads.items()}
             left = min(deadlines.values()) - time.monotonic()
-            done, _ = ray.wait([c.references[0] for c in heads.values()], num_returns=1, timeout=max(left, 0.0))
+            done = wait([c.references[0] for c in heads.values()], left)
             # An answer that is ready comes first: a late engine is lost in a round without one.
             late = [i for i in heads if not done and time.monotonic() >= deadlines[i]]
             if ready := [i for i, call in heads.items() if call.references[0] in done] or late:
@@ -137,7 +137,7 @@ class EngineCalls(ActorGroup):
     def _answer(self, ref: Any, method: str) -> tuple[str | None, Any]:
         """The reason that the engine counts as lost, or None, and its answer; errors of its own code are raised."""
         try:
-            return None, ray.get(ref, timeout=self._limit(method))
+            return None, fetch(ref, timeout=self._limit(method))
         except RayActorError:
             return "its process ended", None
         except GetTimeoutError:

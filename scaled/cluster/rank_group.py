@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from lab.ray_session import fetch, wait
 from scaled.cluster.actors import ActorGroup
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
@@ -191,7 +192,7 @@ class ScoringGroup(ActorGroup):
         """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others."""
         ranks = {stream: i for i, stream in enumerate(streams)}
         while ranks:
-            done: list[Any] = ray.wait(list(ranks), num_returns=1, timeout=self.limits.push)[0]
+            done = wait(list(ranks), self.limits.push)
             self._require(done, "export", ranks.values())
             for stream in done:
                 bucket = next(stream, None)
@@ -200,7 +201,7 @@ class ScoringGroup(ActorGroup):
                     continue
                 try:
                     # A failed rank's last reference is its error, in place of a bucket or of a size.
-                    num_bytes: Any = ray.get(next(stream, bucket))
+                    num_bytes: Any = fetch(next(stream, bucket))
                 except RayError as error:
                     self._raise(error, ranks[stream])
                 yield bucket, num_bytes
@@ -211,13 +212,13 @@ class ScoringGroup(ActorGroup):
         found: dict[int, Any] = {}
         end = time.monotonic() + getattr(self.limits, STAGES[method])
         while ranks:
-            done, _ = ray.wait(list(ranks), num_returns=1, timeout=max(0.0, end - time.monotonic()))
+            done = wait(list(ranks), end - time.monotonic())
             self._require(done, method, ranks.values())
             for ref in done:
                 i = ranks.pop(ref)
                 # Without waiting for the others, which may stand in a collective that this rank has left.
                 try:
-                    found[i] = ray.get(ref)
+                    found[i] = fetch(ref)
                 except RayError as error:
                     self._raise(error, i)
         return [found[i] for i in range(len(refs))]
@@ -241,11 +242,11 @@ class ScoringGroup(ActorGroup):
         if not isinstance(cause, (ValueError, ArithmeticError)):
             # Perhaps a collective broke: if a neighbour died, Ray reports it within moments.
             pings = [actor.pid.remote() for actor in self.actors]
-            ray.wait(pings, num_returns=len(pings), timeout=SETTLE_S)
+            wait(pings, SETTLE_S, len(pings))
             silent: list[int] = []
             for i, ping in enumerate(pings):
                 try:
-                    ray.get(ping, timeout=0)
+                    fetch(ping, timeout=0)
                 except RayActorError:
                     raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}", i) from None
                 except GetTimeoutError:

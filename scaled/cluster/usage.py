@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
+from lab.ray_session import fetch
 from theory.contracts import Rollouts
 
 ANSWER_S = 10.0
@@ -49,7 +49,7 @@ class Processors:
 def _seconds(actors: Sequence[Any]) -> dict[int, float]:
     """Processor seconds by process; nothing where one of them does not answer."""
     try:
-        return dict(ray.get([actor.cpu_seconds.remote() for actor in actors], timeout=ANSWER_S))
+        return dict(fetch([actor.cpu_seconds.remote() for actor in actors], timeout=ANSWER_S))
     except RayError:  # the next call that needs the actor reports its death
         return {}
 

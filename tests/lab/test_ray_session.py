@@ -22,6 +22,8 @@ from lab import ray_session as module
 from lab.interrupts import Interrupted, interruptible
 from lab.ray_session import ray_session, reach, wait
 
+CALLS = ("ray.wait", "ray.get")
+
 OWNER = """
 import time
 import ray
@@ -177,6 +179,15 @@ def test_a_ray_of_ones_own_is_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         assert os.environ.get(name) == before.get(name)
     assert not (tmp_path / ".ray").exists()
+
+
+def test_whoever_takes_signals_waits_by_wait() -> None:
+    """`ray.wait` stands in `wait` alone, and `ray.get` only where ranks and engines read stored tensors."""
+    root = Path(module.__file__).parents[1]
+    files = [path for room in ("lab", "sandbox", "scaled", "firstorder") for path in (root / room).rglob("*.py")]
+    found = {call: {str(path.relative_to(root)) for path in files if f"{call}(" in path.read_text()} for call in CALLS}
+    assert found["ray.wait"] == {"lab/ray_session.py"}
+    assert found["ray.get"] == {"lab/ray_session.py", "scaled/cluster/sources.py", "scaled/cluster/weights.py"}
 
 
 def signalled(signum: int) -> None:

@@ -188,27 +188,40 @@ def start(folder: Path, *words: str) -> subprocess.Popen:
         )
 
 
-def test_a_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder, tmp_path: Path) -> None:
-    """A run killed (-9) in the middle of a step resumes to the metrics and verdict of one never stopped."""
-    config(model, tmp_path)
-    process = start(tmp_path)
+def wait_for_rows(process: subprocess.Popen, folder: Path, num_rows: int) -> Path:
+    """The metrics of the process's run, once they have that many rows."""
     end = time.monotonic() + 300
     while True:
-        files = list((tmp_path / "runs").glob("cut/*/metrics.jsonl"))
-        if files and len(files[0].read_text().splitlines()) >= 4:
-            break
-        assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
+        files = list((folder / "runs").glob("cut/*/metrics.jsonl"))
+        if files and len(files[0].read_text().splitlines()) >= num_rows:
+            return files[0]
+        assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
         time.sleep(0.01)
+
+
+def test_a_stopped_or_killed_run_goes_on_to_the_same_numbers(model: Path, whole: RunFolder, tmp_path: Path) -> None:
+    """A run that a signal stops, and then one that is killed (-9), each in the middle of a step, resume to the metrics
+    and verdict of one never stopped."""
+    config(model, tmp_path)
+    process = start(tmp_path)
+    wait_for_rows(process, tmp_path, 3)
+    process.terminate()
+    assert process.wait(timeout=300) == 143, (tmp_path / "log").read_text()
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("interrupted by SIGTERM after step ") and "; continue with: firstorder train " in line
+    process = start(tmp_path, "--resume")
+    metrics = wait_for_rows(process, tmp_path, 4)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     last = start(tmp_path, "--resume")
     assert last.wait(timeout=300) == 0, (tmp_path / "log").read_text()
-    folder = RunFolder.open(files[0].parent)
+    folder = RunFolder.open(metrics.parent)
     assert computed(folder) == computed(whole)
     verdicts = [json.loads((run.path / "verdict.json").read_text()) for run in (folder, whole)]
     assert verdicts[0] == verdicts[1]
-    (event,) = events(folder.path)
-    assert (event.process, event.index) == ("run", None) and event.step >= 3 and event.resumed in (2, 4)
+    stopped, killed = events(folder.path)
+    for event, resumed in ((stopped, (0, 2)), (killed, (2, 4))):
+        assert (event.process, event.index) == ("run", None) and event.step >= 2 and event.resumed in resumed
 
 
 def test_a_disagreeing_engine_stops_the_run(model: Path, in_session: None, tmp_path: Path) -> None:
