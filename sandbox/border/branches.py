@@ -42,7 +42,7 @@ def values(own: Sequence[Row], probe: str) -> list[float]:
 
 
 def gains(own: Sequence[Row], none: Sequence[Row]) -> list[float]:
-    """What a remedy's branches gain in accuracy over those without one, within each state that both have."""
+    """Gains in accuracy of a remedy's branches over those without one, within each state that both have."""
     without = {row["seed"]: row["probes"]["accuracy_after"] for row in none}
     return [row["probes"]["accuracy_after"] - without[row["seed"]] for row in own if row["seed"] in without]
 

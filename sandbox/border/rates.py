@@ -77,7 +77,7 @@ def markdown(unaided: pd.DataFrame, slowed: pd.DataFrame) -> str:
     if own.empty:
         return ""
     count, ratio = int(own["collapsed"].to_numpy(dtype=float).sum()), math.log(_ratio(unaided, slowed))
-    degrees = " and ".join(str(n) for n in sorted(own["N"].unique()))
+    degrees = " and ".join(", ".join(str(n) for n in sorted(own["N"].unique())).rsplit(", ", 1))
     asked = [float(chances(NUMBER, unaided, own, shift=power * ratio).sum()) for power in (1, 2)]
     explained = {one.name: one for one in fit_all(pd.concat([unaided, own]), [NUMBER, *RATED], num_draws=0)}
     fits = ", ".join(f"{number(one.null - one.deviance)} by `{name}`" for name, one in sorted(explained.items()))
@@ -109,7 +109,7 @@ def remedies(grpo: pd.DataFrame, slowed: pd.DataFrame) -> str:
             lines.append((str(n), words, f"{count} of {len(own)}", _accuracy(own), _accuracy(at_full)))
     titles = ("N", "run", "collapsed", "accuracy, half the rate", "accuracy, the map's rate")
     said = [
-        f"Within a seed {WORDS[remedy]} changes it at half the rate by {changes}."
+        f"Within a seed {WORDS[remedy]} changes the accuracy at half the rate by {changes}."
         for remedy in ("tis", "R3")
         if (changes := _changes(slowed, remedy, degrees))
     ]

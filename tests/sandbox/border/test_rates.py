@@ -56,8 +56,8 @@ def test_the_remedies_stand_at_both_rates() -> None:
     assert "| 8 | R3 | 0 of 3 | 0.300 (0.300 to 0.300) | 0.300 (0.300 to 0.300) |" in said
     assert "| 8 | token TIS | 2 of 2 | 0.000 (-0.000 to 0.000) | – |" in said and "| 1 |" not in said
     # Seeds 104 and 105 have both: 0 - 0 and 0 - 0.3; seeds 104 to 106: 0.3 - 0, 0.3 - 0.3 twice.
-    assert "Within a seed token TIS changes it at half the rate by -0.150 (-2.056 to 1.756) at N = 8." in said
-    assert "R3 changes it at half the rate by 0.100 (-0.330 to 0.530) at N = 8." in said
+    assert "Within a seed token TIS changes the accuracy at half the rate by -0.150 (-2.056 to 1.756) at N = 8." in said
+    assert "R3 changes the accuracy at half the rate by 0.100 (-0.330 to 0.530) at N = 8." in said
 
 
 OWN = SmallWorld(border=0.8, length=20.0, rate=2e-3, kl=0.3)
