@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lab.files import RecordError, atomic_file, sync_file
+from lab.files import RecordError, atomic_file, disk_errors, sync_file
 
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -31,6 +31,20 @@ class Blocks:
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: Callable[[], Iterable[Tensor]]
+
+
+def write_evidence(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], what: str) -> str:
+    """Writes what a failure leaves; a clause for its line, which says where `what` is, or why it could not be written.
+
+    The clause begins with "; ". It is the failure that must be reported: an error of the disk does not replace it.
+    """
+    try:
+        with disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        write_tensors(path, tensors, metadata)
+    except RecordError as error:
+        return f"; {error}"
+    return f"; {what} are in {path}"
 
 
 def write_tensors(

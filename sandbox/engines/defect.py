@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lab.report.style import number
 from lab.strict import Strict
+from sandbox.engines.formats import Fp16Overflow
 from sandbox.kernels.numerics import EXACT, Numerics
 from theory.contracts import NamedTensors
 
@@ -96,7 +97,8 @@ def rounding(defect: Any) -> str:
 def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
     """The weights as an engine with these defects stores them; the defects apply in order.
 
-    All weights of one shape go through the defects as one stack: a hundred experts have only two shapes.
+    All weights of one shape go through the defects as one stack: a hundred experts have only two shapes. Raises
+    Fp16Overflow, with all weights that overflow, after those that do not.
     """
     changing = [defect for defect in defects if type(defect).weights is not Defect.weights]
     if not changing:
@@ -107,12 +109,19 @@ def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iter
     for name, tensor in named_tensors:
         # By dtype too: a stack would widen the narrower ones.
         groups[tensor.shape, tensor.dtype].append((name, tensor))
+    overflowing: dict[str, Tensor] = {}
     for group in groups.values():
         names = [name for name, _ in group]
         stacked = torch.stack([tensor for _, tensor in group])
-        for defect in changing:
-            stacked = defect.weights(names, stacked)
+        try:
+            for defect in changing:
+                stacked = defect.weights(names, stacked)
+        except Fp16Overflow as error:
+            overflowing |= error.weights
+            continue
         yield from zip(names, stacked.unbind(), strict=True)
+    if overflowing:
+        raise Fp16Overflow.of(overflowing.items())
 
 
 BREAKS_NONE: frozenset[Link] = frozenset()

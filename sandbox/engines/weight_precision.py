@@ -13,6 +13,7 @@ from torch import Tensor
 from lab.hf.families import UNQUANTISED
 from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.formats import (
+    Fp16Overflow,
     amax_of_blocks,
     amax_of_rows,
     round_bf16,
@@ -77,7 +78,10 @@ class WeightPrecision(Defect):
         if self.format == "bf16":
             return round_bf16(stacked)
         if self.format == "fp16":
-            return round_fp16(stacked)
+            try:
+                return round_fp16(stacked)
+            except Fp16Overflow:
+                raise Fp16Overflow.of(zip(names, stacked, strict=True)) from None
         form = self.format
         return round_large(names, stacked, lambda large: round_scaled(large, form, self._amax(large)))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lab.recording import NonFiniteError, _check_finite
 from lab.records import RunFolder
@@ -91,7 +92,8 @@ def test_a_gradient_that_is_not_finite_names_its_step(
 def test_an_engine_that_overflows_names_its_step(
     of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Weights that grow beyond fp16 in the second step end the run there, where they are handed over or used."""
+    """Weights that grow beyond fp16 in the second step end the run there, where they are handed over or used. At the
+    hand-over the line names them, and their values stay with their places."""
     real = SandboxTrainingEngine.update
 
     def grown(self: SandboxTrainingEngine, *args):
@@ -99,6 +101,7 @@ def test_an_engine_that_overflows_names_its_step(
         if self.num_updates == 4:
             self.model.norm.data.fill_(1e6)
             self.model.layers[0].attention_norm.data.fill_(1e6)
+            self.model.embedding.data[1, 2] = -2e6
         return stats
 
     monkeypatch.setattr(SandboxTrainingEngine, "update", grown)
@@ -110,6 +113,19 @@ def test_an_engine_that_overflows_names_its_step(
     (folder,) = map(RunFolder, folders())
     assert folder.metrics()[-1] == {"step": step, "rollout_corr/k3_kl": None, "non_finite": ["rollout_corr/k3_kl"]}
     check_ended(folder)
+    path = folder.path / "evidence" / "overflow-000002.safetensors"
+    assert path.exists() == (of == "weight") and (str(path) in message) == (of == "weight")
+    if of == "weight":
+        names = ("model.norm.weight", "model.layers.0.input_layernorm.weight", "model.embed_tokens.weight")
+        assert (
+            all(name in message for name in names) and "got 2e+06 (" in message and "1 value of model.embed" in message
+        )
+        kept = load_file(path)
+        assert sorted(kept) == sorted(f"{name}.{part}" for name in names for part in ("places", "values"))
+        assert kept["model.embed_tokens.weight.places"].tolist() == [[1, 2]]
+        assert kept["model.embed_tokens.weight.values"].tolist() == [-2e6]
+        assert kept["model.norm.weight.places"].flatten().tolist() == list(range(32))
+        assert bool((kept["model.norm.weight.values"] == 1e6).all())
 
 
 def test_weights_beyond_fp16_leave_no_folder(
