@@ -64,7 +64,7 @@ DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous clus
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files \
   laws_capture launch micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
-AHEAD := $(call scaled_tests,cluster_engines cluster_features cluster_ranks cluster_run_ahead)
+AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
 ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' $(ALONE:%='pytest %') \

@@ -1,12 +1,12 @@
 """A rollout's prompts in pieces, and which engine gets the next piece: one that has room for it. The cluster's driver
-and the plan's simulation ask the same `Handout`.
+and the plan's simulation ask the same `Handout`, and the same `Cut` where a rollout ends early (`Sampling.enough`).
 
-A response draws from a seed of its own, so neither the pieces nor the engines that sample them change a draw. Where a
-call ends early (`Sampling.enough`), what it samples would depend on the engines' pace: there each engine has one piece.
+A response draws from a seed of its own, so neither the pieces nor the engines that sample them change a draw.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,10 @@ import numpy as np
 SHARED_BY = 8
 """Prompts of few responses share a piece, which then has at most so many: a piece takes two calls of some milliseconds,
 which would add up for single responses."""
+
+HEARD_AFTER = 128
+"""Decoding steps of an engine between two of its calls where the others may lower a `Cut`: the round trip takes some
+milliseconds, and the tokens beyond the cut are lost."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,44 @@ def in_pieces(homes: Sequence[int | None], num_responses: int, num_engines: int)
     return [PromptPiece(k, tuple(part), len(part) * num_responses, home) for k, (home, part) in enumerate(cut)]
 
 
-def in_shares(groups: Sequence[int], num_responses: int, num_engines: int) -> list[PromptPiece]:
-    """One piece for each engine: even shares of the groups, none of which is split. groups: that of each prompt."""
+def in_groups(groups: Sequence[int], num_responses: int) -> list[PromptPiece]:
+    """A piece for each group, which any engine may sample. groups: that of each prompt."""
     members: dict[int, list[int]] = {}
     for p, group in enumerate(groups):
         members.setdefault(group, []).append(p)
-    each, found = list(members.values()), []
+    return [PromptPiece(k, tuple(own), len(own) * num_responses) for k, own in enumerate(members.values())]
+
+
+def in_shares(groups: Sequence[int], num_responses: int, num_engines: int) -> list[PromptPiece]:
+    """One piece for each engine: even shares of the groups, none of which is split. groups: that of each prompt."""
+    each, found = in_groups(groups, num_responses), []
     # Contiguous, with sizes that differ by at most one.
     for i, own in enumerate(np.array_split(np.arange(len(each)), num_engines)):
-        part = tuple(p for k in own for p in each[k])
+        part = tuple(p for k in own for p in each[k].prompts)
         if part:
             found.append(PromptPiece(len(found), part, len(part) * num_responses, i))
     return found
+
+
+class Cut:
+    """The end of a call that needs `enough` complete groups: it is where that many would be complete if all responses
+    had been decoded side by side, so that it depends neither on the engines' pace nor on their number.
+    """
+
+    def __init__(self, enough: int):
+        self.enough, self._ends = enough, list[int]()
+
+    def complete(self, num_tokens: int) -> None:
+        """A group is complete, whose longest response has sampled so many tokens in this call."""
+        insort(self._ends, num_tokens)
+
+    @property
+    def most(self) -> int | None:
+        """No response needs more tokens of this call than these; None before `enough` groups are complete.
+
+        It falls where a shorter group is complete later. Once every response has ended or has so many, it is the end.
+        """
+        return self._ends[self.enough - 1] if len(self._ends) >= self.enough else None
 
 
 class Handout:
@@ -98,4 +128,4 @@ class Handout:
         self.held[engine], self._unfinished[engine] = {}, 0
 
 
-__all__ = ["Handout", "PromptPiece", "in_pieces", "in_shares"]
+__all__ = ["HEARD_AFTER", "Cut", "Handout", "PromptPiece", "in_groups", "in_pieces", "in_shares"]

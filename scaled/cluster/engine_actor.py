@@ -31,8 +31,12 @@ class ClusterEngine(Protocol):
         """Takes a piece up: these prompts, whose responses the whole draw numbers from `first_response` on."""
         ...
 
-    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
-        """Samples until a piece has ended, or at most `room` responses are unfinished; the pieces that have ended."""
+    def sample(self, room: int = 0, most: int | None = None, steps: int | None = None) -> list[tuple[int, Rollouts]]:
+        """Samples until a piece has ended, or at most `room` responses are unfinished; the pieces that have ended.
+
+        A response with `most` tokens need not go on: it may end as "abort", then or later. After `steps` decoding steps
+        the engine may return without a piece, to be called again.
+        """
         ...
 
     def give_up(self) -> None:
@@ -75,7 +79,7 @@ class OneByOne:
     def begin(self, number: int, prompts: Sequence[Prompt], sampling: Sampling, first_response: int = 0) -> None:
         self._pieces[number] = prompts, sampling, first_response
 
-    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
+    def sample(self, room: int = 0, most: int | None = None, steps: int | None = None) -> list[tuple[int, Rollouts]]:
         if not self._pieces:
             return []
         number, piece = next(iter(self._pieces.items()))
@@ -103,11 +107,13 @@ class EngineActor(Worker):
         # Not in __init__, where Ray would report the caller's error as the actor's death.
         self.engine = build()
 
-    def sample(self, parcel: Parcel, room: int, num_stored: int) -> tuple[Parcel | Bucket, ...]:
+    def sample(
+        self, parcel: Parcel, room: int, most: int | None, steps: int | None, num_stored: int
+    ) -> tuple[Parcel | Bucket, ...]:
         """Begins the parcel's pieces, and samples as `ClusterEngine.sample`: what has ended, and what has not."""
         for number, *piece in unpack(parcel):
             self.engine.begin(number, *piece)
-        ended = self.engine.sample(room)
+        ended = self.engine.sample(room, most, steps)
         return pack_apart((ended, self.engine.num_unfinished), num_stored)
 
     def give_up(self) -> None:

@@ -14,8 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lab.files import RecordError, disk_errors
-from lab.tensor_files import write_tensors
+from lab.tensor_files import write_evidence
 from scaled.config import PrecisionBlock, ProbeBlock, TrainingBlock
 from theory.contracts import Prompt, Response, Rollouts, TrainingEngine
 from theory.loop import StepResult
@@ -138,13 +137,7 @@ class Probe:
             "logp_old": torch.cat(trainer).float(),
             "logp_mu": torch.stack([torch.cat(scores).float() for scores in engines]),
         }
-        try:
-            with disk_errors(path):
-                path.parent.mkdir(exist_ok=True)
-            write_tensors(path, tensors, {"version": str(version), "engine": self.precision})
-        except RecordError as error:  # the disagreement is what must be reported
-            return f"; {error}"
-        return f"; tokens and scores are in {path}"
+        return write_evidence(path, tensors, {"version": str(version), "engine": self.precision}, "tokens and scores")
 
     def _sequences(self, version: int, recent: Rollouts) -> tuple[list[list[int]], list[Tensor]]:
         """The ends of some responses, prompts included, and for tokens 1.. of each whether the engine sampled them."""

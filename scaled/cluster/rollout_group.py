@@ -14,21 +14,25 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 from torch import Tensor
 
 from scaled.cluster.engine_actor import BuildEngine
 from scaled.cluster.engine_calls import EngineCalls, EngineLost, Lines, Lost
 from scaled.cluster.features import StoredFeatures
 from scaled.cluster.ray_cluster import Cluster
+from scaled.cluster.routes import StoredRecord
 from scaled.cluster.storing import unpack_apart
 from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.cluster.weights import Convert, StoredTensors, stored, unchanged
-from scaled.pieces import Handout, PromptPiece, in_pieces, in_shares
-from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
+from scaled.pieces import HEARD_AFTER, Cut, Handout, PromptPiece, in_groups, in_pieces, in_shares
+from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
+from theory.routing.packed_rows import offsets_of, ranges
+from theory.top_tokens import TopTokens
 
 STORED_PARTS = 32
-"""The most objects that store the routes of one engine's whole share (`Sampling.enough`): a rank fetches only those
-with responses of its own. Other pieces are small, and have one."""
+"""The most objects that store the routes of one engine's whole share (`in_shares`): a rank fetches only those with
+responses of its own. Other pieces are small, and have one."""
 
 
 class RolloutGroup(EngineCalls):
@@ -60,28 +64,34 @@ class RolloutGroup(EngineCalls):
         """As theory's contract; the draw depends neither on the number of engines nor on which of them samples what.
 
         A later turn goes to the engine that sampled the prompt's first turn: it may still cache the conversation. With
-        `sampling.enough` each engine has a share of the groups, and ends its call once its share of `enough`, rounded
-        up, is complete: which tokens a call samples does not depend on the engines' pace.
+        `sampling.enough` the responses are those of an engine that decodes all side by side until that many groups are
+        complete (`Cut`). With features, too, each engine has a share of the groups instead, and ends its call once its
+        share of `enough`, rounded up, is complete: the rows that have features depend on where a response ends, so that
+        none can be cut afterwards.
         """
         G, num = sampling.num_responses, len(self.actors)
         sampling.limits(len(prompts) * G)  # raises if the draws do not fit the responses
         with self.meter.seconds("timing_s/gen"):
-            if sampling.enough:
+            cut = None
+            if not sampling.enough:
+                pieces = in_pieces([self._homes.get(p.id) if sampling.draws else None for p in prompts], G, num)
+            elif sampling.num_features > 0:
                 pieces = in_shares([draw.group for draw in sampling.draws[::G]], G, num)
             else:
-                pieces = in_pieces([self._homes.get(p.id) if sampling.draws else None for p in prompts], G, num)
-            found = self._sampled(pieces, prompts, sampling)
+                pieces, cut = in_groups([draw.group for draw in sampling.draws[::G]], G), Cut(sampling.enough)
+            found = self._sampled(pieces, prompts, sampling, cut)
             if not sampling.draws:
                 self._homes = {prompts[p].id: found[piece.number][1] for piece in pieces for p in piece.prompts}
             together = Rollouts.concat([found[piece.number][0] for piece in pieces])
             # Back to the caller's order: place[p] is prompt p's position among the pieces.
             place = {p: k for k, p in enumerate(p for piece in pieces for p in piece.prompts)}
-            return together.select([place[p] * G + g for p in range(len(prompts)) for g in range(G)])
+            in_order = together.select([place[p] * G + g for p in range(len(prompts)) for g in range(G)])
+            return in_order if cut is None or cut.most is None else cut_short(in_order, cut.most)
 
     def _sampled(
-        self, pieces: Sequence[PromptPiece], prompts: Sequence[Prompt], sampling: Sampling
+        self, pieces: Sequence[PromptPiece], prompts: Sequence[Prompt], sampling: Sampling, cut: Cut | None = None
     ) -> dict[int, tuple[Rollouts, int]]:
-        """By piece its responses, and the engine that sampled them."""
+        """By piece its responses, and the engine that sampled them; with a `cut`, some may be longer than it."""
         found: dict[int, tuple[Rollouts, int]] = {}
         with self._one_at_a_time:
             handout = Handout(pieces, len(self.actors), self.max_num_seqs)
@@ -89,7 +99,7 @@ class RolloutGroup(EngineCalls):
             try:
                 # An engine that is being replaced is waited for, too: the next call needs it.
                 while len(found) < len(pieces) or any(lines.values()):
-                    self._feed(lines, handout, prompts, sampling)
+                    self._feed(lines, handout, prompts, sampling, cut)
                     i, call, lost, answer = self._wait(lines)
                     if lost is not None:
                         handout.lost(i)
@@ -98,6 +108,8 @@ class RolloutGroup(EngineCalls):
                         ended, num_unfinished = self._opened(answer, call.references[1:], i)
                         handout.ended(i, [number for number, _ in ended], num_unfinished)
                         found |= {number: (rollouts, i) for number, rollouts in ended}
+                        if cut is not None:
+                            _note(cut, [rollouts for _, rollouts in ended])
             except BaseException:
                 # Actors answer in order, so the next call finds the engines idle; a closed group has no actors.
                 for actor, held in zip(self.actors, handout.held, strict=False):
@@ -106,16 +118,23 @@ class RolloutGroup(EngineCalls):
                 raise
         return found
 
-    def _feed(self, lines: Lines, handout: Handout, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    def _feed(
+        self, lines: Lines, handout: Handout, prompts: Sequence[Prompt], sampling: Sampling, cut: Cut | None
+    ) -> None:
         """Lets each engine that has answered sample on, with further pieces if it has room for them."""
+        most = None if cut is None else cut.most
+        # A single engine hears of a cut as it makes it.
+        steps = HEARD_AFTER if cut is not None and len(self.actors) > 1 else None
         for i, new in handout.deal([i for i, line in lines.items() if not line]).items():
             if handout.held[i]:
                 parcel = pack([self._asked(piece, prompts, sampling) for piece in new])
                 # Until a piece has ended, or another one can begin. Engines pause between two calls, for some
                 # milliseconds: so what one decodes together depends on its pieces, and not on the driver's pace.
                 room = self.max_num_seqs if handout.has_more(i) else 0
-                num_stored = min(max(len(own.prompts) for own in handout.held[i].values()), STORED_PARTS)
-                lines[i].append(self._ask(i, "sample", (parcel, room, num_stored if sampling.enough else 1)))
+                held = handout.held[i].values()
+                is_share = sampling.enough > 0 and cut is None
+                num_stored = min(max(len(own.prompts) for own in held), STORED_PARTS) if is_share else 1
+                lines[i].append(self._ask(i, "sample", (parcel, room, most, steps, num_stored)))
 
     def _asked(self, piece: PromptPiece, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Any, ...]:
         """The arguments of `ClusterEngine.begin`."""
@@ -124,7 +143,8 @@ class RolloutGroup(EngineCalls):
         enough = 0
         if sampling.enough:
             num_groups, own = (len({draw.group for draw in each}) for each in (sampling.draws, draws))
-            # Shares that were rounded down could add up to fewer groups than the step needs.
+            # Shares that were rounded down could add up to fewer groups than the step needs. A piece of one group needs
+            # that one.
             enough = -(-sampling.enough * own // num_groups)
         # Responses are numbered on from a piece's first prompt: pieces of a first turn are contiguous, and later turns
         # have draws, which no number changes.
@@ -182,4 +202,38 @@ class RolloutGroup(EngineCalls):
         self._call_all("turn", awake)
 
 
-__all__ = ["EngineLost", "Lost", "RolloutGroup"]
+def _note(cut: Cut, pieces: Sequence[Rollouts]) -> None:
+    """Tells the cut of the complete groups among these pieces, each of one group."""
+    for rollouts in pieces:
+        if all(response.finish != "abort" for response in rollouts.responses):
+            cut.complete(max(len(response.tokens) for response in rollouts.responses))
+
+
+def cut_short(rollouts: Rollouts, most: int) -> Rollouts:
+    """The first `most` tokens of each response, of one call and without features; a longer one finishes "abort"."""
+    assert rollouts.features is None, "which rows have features depends on where a response ends"
+    lengths = [len(response.tokens) for response in rollouts.responses]
+    if max(lengths) <= most:
+        return rollouts
+    kept = [min(length, most) for length in lengths]
+    responses = tuple(
+        response if length <= most else _beginning(response, most)
+        for response, length in zip(rollouts.responses, lengths, strict=True)
+    )
+    experts, top = rollouts.experts, rollouts.top
+    if experts is not None:
+        assert isinstance(experts, StoredRecord), "engines send their routes apart"
+        # The last token was never an input: it has no row.
+        experts = experts.beginnings([response.num_tokens - 1 for response in responses])
+    if top is not None:
+        where = ranges(top.offsets[:-1], torch.tensor(kept))
+        top = TopTokens(top.ids[where], top.logp[where], offsets_of(kept), top.vocab_size)
+    return Rollouts(responses, experts, None, rollouts.temperature, top)
+
+
+def _beginning(response: Response, num: int) -> Response:
+    tokens, logp_mu, is_response = (x[:num] for x in (response.tokens, response.logp_mu, response.is_response))
+    return replace(response, tokens=tokens, logp_mu=logp_mu, is_response=is_response, finish="abort")
+
+
+__all__ = ["EngineLost", "Lost", "RolloutGroup", "cut_short"]

@@ -100,10 +100,16 @@ class StoredRecord(RoutingRecord):
     def select(self, indices: Sequence[int]) -> StoredRecord:
         """The record of these responses, in this order."""
         which = self._which(list(indices))
-        num_Q = self.offsets.diff()[which]
+        return self._begun(which, self.offsets.diff()[which])
+
+    def beginnings(self, num_rows_B: Sequence[int]) -> StoredRecord:
+        """The record of the first so many rows of each response."""
+        return self._begun(torch.arange(len(self)), torch.tensor(num_rows_B, dtype=torch.int64))
+
+    def _begun(self, which_Q: Int[Tensor, " Q"], num_Q: Int[Tensor, " Q"]) -> StoredRecord:
         zeros_Q = torch.zeros_like(num_Q)
-        places = torch.arange(len(which)), zeros_Q
-        stretches = self.stretches.taken(len(self), which, (zeros_Q, num_Q), places)
+        places = torch.arange(len(which_Q)), zeros_Q
+        stretches = self.stretches.taken(len(self), which_Q, (zeros_Q, num_Q), places)
         return self._of(self.sources, stretches, num_Q.tolist())
 
     def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:

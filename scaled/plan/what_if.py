@@ -46,7 +46,7 @@ def scenarios(config: ScaledRun, chance: Chance) -> Iterator[Scenario]:
     yield Scenario("no failures", config, replace(chance, gpu_hours_per_failure=math.inf))
     yield Scenario("engines equally fast", config, replace(chance, slow_std=0.0))
     yield Scenario("every length the mean", config, replace(chance, is_length_drawn=False))
-    if algorithm.oversampling is None:  # with over-sampling shares are fixed
+    if algorithm.oversampling is None or algorithm.passes.rollout != "predicted":  # else shares are fixed
         yield Scenario("fixed shares", config, replace(chance, has_fixed_shares=True))
     if config.cluster.placement == "separate":
         for lag in LAGS:

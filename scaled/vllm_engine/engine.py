@@ -170,12 +170,13 @@ class VllmEngine:
         params = [sampling_params(sampling, self._rollout, self._stop_token, n, num_top) for n in numbers]
         self._open(number, OpenPiece(requests, sampling, num_top), params)
 
-    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
+    def sample(self, room: int = 0, most: int | None = None, steps: int | None = None) -> list[tuple[int, Rollouts]]:
         """Samples until a piece has ended, or at most `room` responses are unfinished; the pieces that have ended.
 
-        Raises TimeoutError, after giving all pieces up, if no token comes for `timeout_s`.
+        A response ends, as "abort", once it has `most` tokens; the call ends after `steps` decoding steps. None: no
+        such end. Raises TimeoutError, after giving all pieces up, if no token comes for `timeout_s`.
         """
-        return [(number, self._rollouts(piece)) for number, piece in self._run(room)]
+        return [(number, self._rollouts(piece)) for number, piece in self._run(room, most, steps)]
 
     @property
     def num_unfinished(self) -> int:
@@ -224,10 +225,10 @@ class VllmEngine:
             self._call("start_recording", piece.sampling.num_features > 0, self._has_graph_features)
         self._open_pieces.open(number, piece, params)
 
-    def _run(self, room: int) -> list[tuple[int, OpenPiece]]:
+    def _run(self, room: int, most: int | None = None, steps: int | None = None) -> list[tuple[int, OpenPiece]]:
         """Steps as `sample` says; the pieces that have ended, which are no longer in flight."""
         with self._watched():
-            return self._open_pieces.run(room, self.timeout_s)
+            return self._open_pieces.run(room, self.timeout_s, most, steps)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Float[Tensor, " T"]]:
         """log mu of tokens 1.. of each sequence, in nats: at temperature 1, whatever responses are sampled at."""

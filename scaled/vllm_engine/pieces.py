@@ -40,6 +40,13 @@ class OpenPiece:
             del self.unfinished[b]
         self._groups.end(ended)
 
+    def cut(self, most: int) -> list[Request]:
+        """Ends the requests that have so many tokens, unfinished; they are returned for the engine to abort."""
+        found = {b: request for b, request in self.unfinished.items() if len(request.tokens) >= most}
+        for b in found:
+            del self.unfinished[b]
+        return list(found.values())
+
     def features(self, recorded: Any) -> RouterFeatures | None:
         """The features of all responses; None where every one was aborted before its first token."""
         taken = [recorded["features"][request.name] for request in self.requests]
@@ -87,19 +94,22 @@ class OpenPieces:
             request.name = self._engine.add_request(name, prompt, own)
             self._places[name] = piece, b
 
-    def run(self, room: int, timeout_s: int | float) -> list[tuple[int, OpenPiece]]:
+    def run(
+        self, room: int, timeout_s: int | float, most: int | None = None, steps: int | None = None
+    ) -> list[tuple[int, OpenPiece]]:
         """Steps until a piece has ended or at most `room` requests are unfinished; takes what has ended out of flight.
 
+        A request ends with its token number `most`, where there is one, and the call after `steps` steps with tokens.
         Gives all up where it raises, as the next call needs an idle engine; TimeoutError if no token comes for
         `timeout_s`.
         """
-        last_progress, total = time.monotonic(), self.num_unfinished
+        last_progress, total, num_steps = time.monotonic(), self.num_unfinished, 0
         try:
-            while not (ended := self._ended()) and self.num_unfinished > room:
+            while not (ended := self._ended(most)) and self.num_unfinished > room and num_steps != steps:
                 outputs = self._engine.step()
                 self._add(outputs)
                 if outputs:
-                    last_progress = time.monotonic()
+                    last_progress, num_steps = time.monotonic(), num_steps + 1
                 elif time.monotonic() - last_progress > timeout_s:
                     raise TimeoutError(
                         f"rollout.timeout_s: no token for {timeout_s} s with "
@@ -113,7 +123,7 @@ class OpenPieces:
     def give_up(self) -> None:
         """Aborts all pieces."""
         pieces, self._pieces = self._pieces, {}
-        self._abort(pieces.values())
+        self._abort([request for piece in pieces.values() for request in piece.unfinished.values()])
 
     def _add(self, outputs: Sequence[Any]) -> None:
         by_piece: dict[OpenPiece, list[tuple[int, Any]]] = {}
@@ -125,19 +135,23 @@ class OpenPieces:
         for piece, own in by_piece.items():
             piece.add(own)
 
-    def _ended(self) -> list[tuple[int, OpenPiece]]:
+    def _ended(self, most: int | None) -> list[tuple[int, OpenPiece]]:
+        if most is not None:
+            self._abort([request for piece in self._pieces.values() for request in piece.cut(most)])
         ended = [(number, piece) for number, piece in self._pieces.items() if piece.has_ended]
         for number, _ in ended:
             del self._pieces[number]
-        self._abort([piece for _, piece in ended])  # what `enough` has left of them
+        # What `enough` has left of them.
+        self._abort([request for _, piece in ended for request in piece.unfinished.values()])
         return ended
 
-    def _abort(self, pieces: Collection[OpenPiece]) -> None:
-        left = [request.name for piece in pieces for request in piece.unfinished.values()]
-        if left:
-            gone = set(pieces)
-            self._places = {name: place for name, place in self._places.items() if place[0] not in gone}
-            self._engine.abort_request(left, internal=True)
+    def _abort(self, requests: Collection[Request]) -> None:
+        if requests:
+            gone = {request.name for request in requests}
+            self._places = {
+                name: (piece, b) for name, (piece, b) in self._places.items() if piece.requests[b].name not in gone
+            }
+            self._engine.abort_request([request.name for request in requests], internal=True)
 
 
 __all__ = ["OpenPieces", "OpenPiece"]

@@ -120,24 +120,6 @@ def test_a_killed_engine_loses_only_what_was_in_flight(cluster: Cluster, tmp_pat
     assert 0 < sum(again.values()) <= 4 < len(lines)
 
 
-def test_early_ends_are_shared(engines: RolloutGroup) -> None:
-    """Five groups on two engines, three of them enough: each has whole groups, 3 and 2, and ends with the
-    second; every response is the one engine's, or its beginning: of group 1 the 54 tokens until group 0 has ended."""
-    order = [0, 0, 1, 2, 2, 2, 3, 4, 4]
-    draws = tuple(Draw(seed=100 + b, max_tokens=60, group=group) for b, group in enumerate(order))
-    sampling, prompts = Sampling(max_tokens=60, draws=draws, seed=5), worlds.prompts(9)
-    whole = worlds.rollout_engine(DEFECT, worlds.model()).generate(prompts, sampling)
-    found = engines.generate(prompts, replace(sampling, enough=3))
-    assert [len(r.tokens) for r in whole.responses] == [5, 54, 60, 1, 20, 33, 60, 4, 39]
-    assert [b for b, r in enumerate(found.responses) if r.finish == "abort"] == [2]
-    assert len(found.responses[2].tokens) == 54
-    for a, b in zip(found.responses, whole.responses, strict=True):
-        n = len(a.tokens)
-        assert a.prompt == b.prompt and torch.equal(a.tokens, b.tokens[:n]) and torch.equal(a.logp_mu, b.logp_mu[:n])
-        assert n and a.finish == (b.finish if n == len(b.tokens) else "abort")
-    assert found.experts.num_rows_B == [r.num_tokens - 1 for r in found.responses]
-
-
 def meanwhile(work: Callable[[], T], other: Callable[[], None]) -> T:
     """The result of `work`, with `other` done in a second thread after it has begun."""
     thread = threading.Thread(target=other)

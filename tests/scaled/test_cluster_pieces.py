@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from scaled.cluster import rollout_group
 from scaled.cluster.engine_calls import Lines, _Call
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.transfer import Meter, unpack
-from scaled.pieces import Handout, in_pieces, in_shares
+from scaled.pieces import Handout, PromptPiece, in_pieces, in_shares
 from theory.contracts import Draw, Prompt, Response, Rollouts, Sampling
 
 
@@ -26,7 +28,7 @@ class Decoder:
     """An engine that adds a token to each of its `places` oldest responses in a step."""
 
     def __init__(self, places: int):
-        self.places, self.most = places, 0
+        self.places, self.most, self.decoded = places, 0, 0
         self.pieces: dict[int, tuple[list[Response], list[int]]] = {}
 
     @property
@@ -40,20 +42,45 @@ class Decoder:
         self.pieces[number] = made, [len(one.tokens) for one in made]
         self.most = max(self.most, self.num_unfinished)
 
-    def sample(self, room: int = 0) -> list[tuple[int, Rollouts]]:
-        while not (ended := [n for n, (_, left) in self.pieces.items() if not any(left)]):
-            if self.num_unfinished <= room:
-                break
+    def sample(self, room: int = 0, most: int | None = None, steps: int | None = None) -> list[tuple[int, Rollouts]]:
+        num_steps = 0
+        while not (ended := self._ended(most)) and self.num_unfinished > room and num_steps != steps:
             active = [(left, b) for _, left in self.pieces.values() for b, num in enumerate(left) if num]
             for left, b in active[: self.places]:
                 left[b] -= 1
+            num_steps += 1
+            self.decoded += len(active[: self.places])
         return [(n, Rollouts(tuple(self.pieces.pop(n)[0]))) for n in ended]
+
+    def _ended(self, most: int | None) -> list[int]:
+        for made, left in self.pieces.values():
+            for b, one in enumerate(made):
+                if left[b] and most is not None and len(one.tokens) - left[b] >= most:
+                    made[b], left[b] = beginning(one, len(one.tokens) - left[b]), 0
+        return [n for n, (_, left) in self.pieces.items() if not any(left)]
+
+
+LONG = 10**6
+"""The seed of a response of 40 tokens; others have 1 to 5."""
 
 
 def response(prompt: Prompt, seed: int) -> Response:
     """The response that draws from this seed: its length and tokens follow from it."""
-    T = 1 + seed * 7 % 5
+    T = 40 if seed == LONG else 1 + seed * 7 % 5
     return Response(prompt, torch.full((T,), seed), torch.zeros(T), torch.ones(T, dtype=torch.bool), "stop", 0)
+
+
+def beginning(whole: Response, num: int) -> Response:
+    """The response's first tokens, where it has more."""
+    if len(whole.tokens) <= num:
+        return whole
+    return replace(
+        whole,
+        tokens=whole.tokens[:num],
+        logp_mu=whole.logp_mu[:num],
+        is_response=whole.is_response[:num],
+        finish="abort",
+    )
 
 
 class Driver(RolloutGroup):
@@ -71,13 +98,13 @@ class Driver(RolloutGroup):
         """The prompts that engines had in flight as they were lost."""
 
     def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> _Call:
-        parcel, room, _ = arguments
+        parcel, room, most, steps, _ = arguments
         for number, prompts, *rest in unpack(parcel):
             self.begun.update(prompt.id for prompt in prompts)
             self.engines[i].begin(number, prompts, *rest)
         # At a loss all of these are in flight: the answer with those that have ended does not arrive.
         held = [one.prompt.id for responses, _ in self.engines[i].pieces.values() for one in responses]
-        return _Call(method, [(self.engines[i].sample(room), self.engines[i].num_unfinished), set(held)])
+        return _Call(method, [(self.engines[i].sample(room, most, steps), self.engines[i].num_unfinished), set(held)])
 
     def _wait(self, lines: Lines) -> tuple[int, _Call, str | None, Any]:
         waiting = [i for i, line in lines.items() if line]
@@ -155,7 +182,72 @@ def test_pieces_hold_every_prompt_once(num: int, G: int, engines: int, data: st.
     assert [p for piece in free for p in piece.prompts] == list(range(num)) and len(free) >= min(num, engines)
 
 
-def test_an_early_end_has_one_piece_per_engine() -> None:
+# An engine has two tokens of a response, or three and its end, when the other one's group ends the call after one.
+@example(order=[0, 1], spare=0, engines=2, places=4, paces=[0], heard_after=2)
+@example(order=[0, 1], spare=0, engines=2, places=4, paces=[0], heard_after=5)
+@given(
+    order=st.lists(st.integers(0, 5), min_size=1, max_size=40),
+    spare=st.integers(0, 5),
+    engines=st.integers(1, 4),
+    places=st.integers(1, 12),
+    paces=PACES,
+    heard_after=st.integers(1, 5),
+)
+def test_an_early_end_depends_on_no_pace(
+    order: list[int], spare: int, engines: int, places: int, paces: list[int], heard_after: int
+) -> None:
+    """Any number of engines at any pace and with any losses leaves each response its tokens of the step at which enough
+    groups are complete in one engine that decodes all side by side; and only what was in flight is begun again.
+
+    Responses of a group need not be neighbours, and a group that goes on has fewer than the others.
+    """
+    num, enough = len(order), 1 + spare % len(set(order))
+    draws = tuple(Draw(seed, 8, group=group) for seed, group in enumerate(order))
+    whole = [response(prompt, seed) for seed, prompt in enumerate(prompts(num))]
+    ends: dict[int, int] = {}
+    for one, group in zip(whole, order, strict=True):
+        ends[group] = max(ends.get(group, 0), len(one.tokens))
+    last = sorted(ends.values())[enough - 1]
+    driver = Driver(engines, places, paces)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_group, "HEARD_AFTER", heard_after)
+        found = driver.generate(prompts(num), Sampling(max_tokens=8, draws=draws, enough=enough))
+    for a, b in zip(found.responses, (beginning(one, last) for one in whole), strict=True):
+        assert a.prompt == b.prompt and a.finish == b.finish and torch.equal(a.tokens, b.tokens)
+        assert len(a.logp_mu) == len(a.is_response) == len(a.tokens)
+    assert driver.begun == Counter(p.id for p in prompts(num)) + driver.in_flight
+
+
+def test_an_early_end_spares_the_tail() -> None:
+    """Two engines, one with two groups of 40 tokens and one with two of one token: where two groups are enough, the
+    first decodes no more than the steps after which it hears of that."""
+    driver = Driver(2, 4, [1])
+    draws = tuple(Draw(seed, 40, group=p) for p, seed in enumerate((LONG, 0, LONG, 0)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_group, "HEARD_AFTER", 3)
+        found = driver.generate(prompts(4), Sampling(max_tokens=40, draws=draws, enough=2))
+    assert [len(one.tokens) for one in found.responses] == [1, 1, 1, 1]
+    assert [one.decoded for one in driver.engines] == [2 * 3, 2]
+
+
+def test_features_keep_fixed_shares() -> None:
+    """With features, whose rows depend on the end of a response, each engine has one piece and `enough` of its own."""
+    asked: list[tuple[int, int]] = []
+    driver = Driver(2, 8)
+    real = driver._asked
+
+    def noted(piece: PromptPiece, *rest: Any) -> tuple[Any, ...]:
+        found = real(piece, *rest)
+        asked.append((len(piece.prompts), found[2].enough))
+        return found
+
+    driver._asked = noted
+    draws = tuple(Draw(seed, 8, group=seed) for seed in range(5))
+    driver.generate(prompts(5), Sampling(max_tokens=8, draws=draws, enough=3, num_features=1))
+    assert asked == [(3, 2), (2, 2)]
+
+
+def test_shares_hold_whole_groups() -> None:
     """Whole groups in even shares, each for one engine: what `enough` cuts does not depend on the engines' pace."""
     first, second = in_shares([0, 0, 1, 2, 2, 2, 3, 4, 4], 1, 2)
     assert first.prompts == (0, 1, 2, 3, 4, 5) and second.prompts == (6, 7, 8) and (first.home, second.home) == (0, 1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from ray.util.placement_group import PlacementGroup
 
 from lab.interrupts import Interrupted
@@ -16,7 +17,7 @@ from lab.records import RunFolder
 from lab.traces import Trace
 from scaled import session
 from scaled.cluster import rollout_group, usage
-from scaled.cluster.probe import Probe
+from scaled.cluster.probe import Probe, ProbeError
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster, Place
 from scaled.cluster.rollout_group import RolloutGroup
@@ -25,7 +26,9 @@ from scaled.cluster.schedule import Synchronous
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
 from scaled.config import ScaledRun, ScheduleBlock
+from tests.scaled import cluster_world
 from tests.scaled.schedule_world import world
+from theory.contracts import Sampling
 
 
 def test_ranks_leave_their_memory_before_engines_take_it() -> None:
@@ -143,6 +146,25 @@ def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.Monke
     trace = Trace.load(folder.traces()[0])
     assert trace.step == 5 and len(trace) == recipe.num_prompts * recipe.num_responses
     assert sum(len(given[0].rollouts) for given in updates) == len(trace)
+
+
+def test_a_failed_probe_leaves_its_evidence_in_the_runs_folder(tmp_path: Path) -> None:
+    """The session's own probe writes into `evidence` of the session's folder, and its line names the file."""
+    recipe, engine, learner, task = world()
+    engine.load_weights(learner.named_tensors(), version=1)
+    sampling = Sampling(max_tokens=8, num_responses=recipe.num_responses)
+    recent = engine.generate(task.prompts(0, recipe.num_prompts), sampling)
+
+    class Wrong:
+        def score(self, sequences):
+            return [[torch.full((len(tokens) - 1,), -50.0) for tokens in sequences]]
+
+    one = object.__new__(session.Session)
+    one.config, one.folder, one.algorithm = cluster_world.config(), RunFolder(tmp_path), recipe
+    path = tmp_path / "evidence" / "probe-000001.safetensors"
+    with pytest.raises(ProbeError, match=f"tokens and scores are in {path}$"):
+        one.probe()(Wrong(), learner, 1, recent)
+    assert path.is_file()
 
 
 def test_an_interrupted_run_does_not_wait_for_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,11 +88,28 @@ def test_a_rollout_lasts_until_enough_groups_are_complete() -> None:
     assert steps == wanted
 
 
+def test_batches_depend_on_no_engine() -> None:
+    """Rollouts of one engine and of three that differ in speed, with few places and with losses, have the batches of
+    one that decodes all at once, and leave the same groups: `test_cluster_pieces` has the law of the cluster's."""
+    found = []
+    separate = ("--cluster.placement", "separate")
+    for engines, places, std, lost in (("1", "1000", 0.0, False), ("1", "16", 0.0, False), ("3", "8", 0.5, True)):
+        words = (*separate, "--rollout.num_engines", engines, "--rollout.max_num_seqs", places)
+        played = sampled(8, "keep", 100, *words)
+        played.engines.chance = replace(DRAWN, slow_std=std)
+        if lost:
+            played.engines.failure[1] = 1.0
+        batches = rollouts(played, 20)
+        assert played.engines.groups is not None and played.day.num_engine_failures == lost
+        found.append((batches, [(group.number, group.left) for group in played.engines.groups.waiting]))
+    assert found[0] == found[1] == found[2]
+
+
 def test_groups_too_old_are_given_up() -> None:
     """With a bound of one version no waiting group is older; without one in reach some are."""
     ages = {}
     for bound in (1, 100):
-        played, found = sampled(4, "keep", bound), []
+        played, found = sampled(24, "keep", bound), []
         for step in range(40):
             played.env.run(played.env.process(played.engines.rollout(step)))
             assert played.engines.groups is not None

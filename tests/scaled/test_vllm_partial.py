@@ -11,9 +11,10 @@ from sandbox.model.checkpoint import to_hf
 from scaled.vllm_engine.engine import VllmEngine
 from tests.scaled import vllm_world as world
 from theory.algorithm import Algorithm, Oversampling
-from theory.contracts import Rollouts
+from theory.contracts import Draw, Rollouts, Sampling
 from theory.objectives import preset
 from theory.oversampling import StartedGroup, continued
+from theory.streams import derive_seed
 
 pytestmark = [pytest.mark.slow, *(pytest.mark.filterwarnings(w) for w in world.WARNINGS)]
 
@@ -77,6 +78,23 @@ def test_a_call_ends_once_enough_groups_have(engine: VllmEngine) -> None:
         if n:
             assert torch.equal(a.experts.rows(i), b.experts.rows(i)[: short.num_tokens - 1])
     assert not engine._engine.has_unfinished_requests()
+
+
+def test_responses_end_where_a_call_is_cut(engine: VllmEngine) -> None:
+    """A piece that is called for three steps has not ended; cut at five tokens it has the first five of each response,
+    or the whole of a shorter one, with their routes, and the engine is idle."""
+    whole = together(grown(engine, [P], groups()))
+    draws = tuple(Draw(derive_seed(2, "rollout", n, g), 40, group=n) for n in range(P) for g in range(G))
+    prompts = [group.prompt for group in groups() for _ in range(G)]
+    engine.begin(7, prompts, Sampling(max_tokens=40, draws=draws, num_top=3, enough=P))
+    assert engine.sample(steps=3) == [] and engine.num_unfinished > 0
+    ((number, cut),) = engine.sample(most=5)
+    assert number == 7 and not engine._engine.has_unfinished_requests()
+    assert cut.experts is not None and whole.experts is not None
+    for b, (short, long) in enumerate(zip(cut.responses, whole.responses, strict=True)):
+        assert torch.equal(short.tokens, long.tokens[:5])
+        assert short.finish == (long.finish if len(long.tokens) <= 5 else "abort")
+        assert torch.equal(cut.experts.rows(b), whole.experts.rows(b)[: short.num_tokens - 1])
 
 
 def test_each_part_is_its_versions(engine: VllmEngine) -> None:
