@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -36,7 +38,7 @@ from lab.hf import ModelShape
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.checkpoint_index import check_pickles, read_common
 from scaled.megatron_engine.optimizer import RankOptimizer
-from scaled.megatron_engine.optimizer_states import load_states, sharded_states
+from scaled.megatron_engine.optimizer_states import load_states, sharded_states, state_trees
 from scaled.megatron_engine.parallel import Layout
 from scaled.megatron_engine.policy import Policy
 from scaled.megatron_engine.predictor import StagePredictor
@@ -99,7 +101,13 @@ def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with _plain_errors(folder, RuntimeError):
-        dist_checkpointing.save(_state(rank, False), str(folder), sharded_strategy=strategy)
+        models = _models(rank)
+        dist_checkpointing.save(
+            # Without a name, so that gathered states are freed once the strategy has copied them.
+            _state(rank, models, state_trees(rank.optimizer, models, is_loading=False)),
+            str(folder),
+            sharded_strategy=strategy,
+        )
     dist.barrier()
 
 
@@ -177,12 +185,15 @@ def load(rank: Checkpointed, folder: Path) -> None:
         # Look for the tensors: values that are not tensors are rank 0's alone, and its stage may have no routers.
         names = dist_checkpointing.load_tensors_metadata(str(folder))
         _prepare_predictor(rank, any(name.startswith("predictor.") and name.endswith(".step") for name in names))
+    models = _models(rank)
+    # Made once, to be read into and then loaded from: a second tree would take as much memory again.
+    trees = state_trees(rank.optimizer, models, is_loading=True)
     with _plain_errors(folder, ValueError):
-        state: Any = dist_checkpointing.load(_state(rank, True), str(folder))
+        state: Any = dist_checkpointing.load(_in_place(_state(rank, models, trees)), str(folder))
     for number, chunk in enumerate(rank.policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
     rank.num_updates = int(state["num_updates"])
-    load_states(rank.optimizer, _models(rank), state["optimizer"], rank.num_updates)
+    load_states(rank.optimizer, trees, state["optimizer"], rank.num_updates)
     if rank.predictor is not None:
         tensors = {
             name: tensor.reshape(()) if name.endswith(".step") else tensor
@@ -206,10 +217,9 @@ def _check(rank: Checkpointed, about: dict[str, Any]) -> None:
             raise ValueError(f"checkpoint does not fit the config: {name}: expected {own}, got {about[name]}")
 
 
-def _state(rank: Checkpointed, is_loading: bool) -> dict[str, Any]:
-    models = _models(rank)
+def _state(rank: Checkpointed, models: dict[str, Any], trees: list[Any]) -> dict[str, Any]:
     state: dict[str, Any] = dict(models)
-    state["optimizer"] = sharded_states(rank.optimizer, models, is_loading)
+    state["optimizer"] = sharded_states(trees)
     state["num_updates"] = rank.num_updates
     state["about"] = _about(rank)
     if rank.predictor is not None:
@@ -220,6 +230,23 @@ def _state(rank: Checkpointed, is_loading: bool) -> dict[str, Any]:
 
 def _models(rank: Checkpointed) -> dict[str, Any]:
     return {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(rank.policy.chunks)}
+
+
+def _in_place(state: dict[str, Any]) -> Any:
+    """A state to load into, whose factories (of gate and up matrices) return the tensor that they have cut."""
+    return dict_list_map_outplace(lambda one: _uncut(one) if isinstance(one, ShardedTensorFactory) else one, state)
+
+
+def _uncut(factory: ShardedTensorFactory) -> ShardedTensorFactory:
+    whole = factory.data
+
+    def merged(parts: Any) -> Tensor:
+        # The reader fills the parts where they lie. Views of the whole fill it, too; Megatron would join a copy.
+        own = whole.untyped_storage().data_ptr()
+        is_filled = all(part.untyped_storage().data_ptr() == own for part in nested_values(parts))
+        return whole if is_filled else factory.merge_fn(parts)
+
+    return replace(factory, merge_fn=merged)
 
 
 def _sharded(rank: Checkpointed, name: str, tensor: Tensor) -> ShardedTensor:

@@ -21,21 +21,30 @@ FORMAT = {
 }
 
 
-def sharded_states(optimizer: RankOptimizer, models: dict[str, Any], is_loading: bool) -> dict[str, ShardedBase]:
-    """The states by path; `models` are the sharded weights of the chunks."""
+def state_trees(optimizer: RankOptimizer, models: dict[str, Any], is_loading: bool) -> list[Any]:
+    """Megatron's state of each part of the optimizer; `models` are the sharded weights of the chunks.
+
+    With `is_loading`, a distributed optimizer's tensors are new and whole: 12 bytes for each of the rank's weights.
+    """
+    return [_state(one, models, is_loading) for one in _parts(optimizer)]
+
+
+def sharded_states(trees: list[Any]) -> dict[str, ShardedBase]:
+    """The sharded tensors of these states by path; other state depends on the layout's groups."""
     found: dict[str, ShardedBase] = {}
-    for number, one in enumerate(_parts(optimizer)):
-        found |= _leaves(_state(one, models, is_loading), f"{number}")
+    for number, tree in enumerate(trees):
+        found |= _leaves(tree, f"{number}")
     return found
 
 
-def load_states(optimizer: RankOptimizer, models: dict[str, Any], tensors: dict[str, Any], num_updates: int) -> None:
-    """Only tensors are read: groups and their settings are the config's, and every parameter has taken every step.
+def load_states(optimizer: RankOptimizer, trees: list[Any], tensors: dict[str, Any], num_updates: int) -> None:
+    """Loads what was read into the `sharded_states` of these trees, `tensors` by path.
 
-    The weights must be loaded already. Raises ValueError where the masters are not theirs.
+    Only tensors are read: groups and their settings are the config's, and every parameter has taken every step. The
+    weights must be loaded already. Raises ValueError where the masters are not theirs.
     """
-    for number, one in enumerate(_parts(optimizer)):
-        state = _filled(_state(one, models, True), tensors, f"{number}")
+    for number, (one, tree) in enumerate(zip(_parts(optimizer), trees, strict=True)):
+        state = _filled(tree, tensors, f"{number}")
         _check_masters(one, state)
         by_parameter = state.get("optimizer", state).get("state", {})
         # Megatron's key among the parameters: this process's own count of steps, not the checkpoint's.
@@ -112,7 +121,7 @@ def _check_masters(one: Any, state: dict[str, Any]) -> None:
 
 
 def _leaves(tree: Any, path: str) -> dict[str, ShardedBase]:
-    """The sharded tensors of nested dicts and lists, by path; other state depends on the layout's groups."""
+    """The sharded tensors of nested dicts and lists, by path."""
     if isinstance(tree, ShardedBase):
         return {path: tree}
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
@@ -135,4 +144,4 @@ def _filled(tree: Any, tensors: dict[str, Any], path: str) -> Any:
     return tree
 
 
-__all__ = ["load_states", "sharded_states"]
+__all__ = ["load_states", "sharded_states", "state_trees"]

@@ -8,11 +8,13 @@ from scaled.plan import compute, engine_memory, feasibility, host_memory, in_pro
 from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
+from scaled.plan.waits import longest_wait
 
 
 def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute) -> list[str]:
     """The assumptions behind the plan of a config and the time of its step, one sentence each."""
     mean, longest = step.mean_tokens, config.rollout.max_model_len
+    wait = longest_wait(config, shape, gpu, mean, step.longest_tokens)
     lines = [
         "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention"
         f"{' and tokens spread evenly over experts' if shape.moe_layers else ''}.",
@@ -28,6 +30,8 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
         f"after {compute.quantise_seconds(config, shape):,.0f} s in which ranks quantise at "
         f"{compute.QUANTISE_GB_S:g} GB/s each, at the same time (measured on one machine, on CPUs only).",
         f"{gpu.name}: {gpu.source}.",
+        f"rollout.timeout_s, {config.rollout.timeout_s:g} s, limits each wait for an engine, at most for {wait.what}: "
+        f"{wait.seconds:,.0f} s, if it decodes rollout.max_num_seqs together.",
     ]
     if config.takes_turns:
         lines.append(
@@ -75,12 +79,13 @@ def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean: int) -> st
 
 
 def _object_store(config: ScaledRun, shape: ModelShape, mean: int) -> str:
-    """The bytes in the object store when weights are pushed, and whether they slow the push down."""
-    full = host_memory.stored_bytes(config, shape)
-    size = sum(host_memory.stored_bytes(config, shape, mean).values())
+    """The bytes in the object store at a push and after the updates, and whether they slow the push down."""
+    pushed, updated = host_memory.stored_bytes, host_memory.most_stored_bytes
+    sizes = [sum(at(config, shape, n).values()) / GIB for at in (pushed, updated) for n in (mean, None)]
     line = (
-        f"After a step each machine's object store holds {', '.join(full)}: {size / GIB:,.3g} GiB at the mean length, "
-        f"{sum(full.values()) / GIB:,.3g} at full length. The driver has none of it."
+        f"At a push each machine's object store holds {', '.join(pushed(config, shape))}: {sizes[0]:,.3g} GiB at the "
+        f"mean length, {sizes[1]:,.3g} at full length; after the updates it held {sizes[2]:,.3g}, at full length "
+        f"{sizes[3]:,.3g}. The driver has none of it."
     )
     if config.cluster.address is None:
         room = config.cluster.object_store_gib

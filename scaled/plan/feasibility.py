@@ -1,12 +1,10 @@
-"""Whether a layout divides and fits; each misfit is a line with the field, both numbers and a way out.
+"""Whether a layout fits; each misfit is a line with the field, both numbers and a way out.
 
-Divisors are those that Megatron-core and vLLM require; memory is `memory.py`'s count against one GPU, and
-`host_memory`'s against one machine.
+Memory is `memory.py`'s count against one GPU, and `host_memory`'s against one machine. `division` has the divisors.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,11 +14,11 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.megatron_engine.parallel import check_layout
 from scaled.plan import engine_memory, host_memory, memory
+from scaled.plan.division import check_divides, check_places, divisors
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory
-from scaled.vllm_engine.quantize import check_precision
+from scaled.plan.waits import Wait
 
 MAX_WAYS = 3
 """Ways out that a message names."""
@@ -28,88 +26,6 @@ MAX_WAYS = 3
 MemoryOf = Callable[[ScaledRun, ModelShape], Memory]
 Budget = Callable[[ScaledRun, Gpu], float]
 Changes = Callable[[ScaledRun, ModelShape, Gpu], Iterator[tuple[str, ScaledRun]]]
-
-
-def check_divides(config: ScaledRun, shape: ModelShape) -> None:
-    """Raises ConfigError for the first parallel size that the model or the batch cannot be split by."""
-    training, rollout = config.training, config.rollout
-    try:
-        check_layout(shape, training)
-    except ValueError as error:
-        raise ConfigError(f"{error}{_sizes_that_divide(config, shape, str(error))}") from None
-    if shape.num_heads % rollout.tensor_parallel:
-        raise ConfigError(
-            f"rollout.tensor_parallel: expected a divisor of {shape.num_heads} attention heads, got "
-            f"{rollout.tensor_parallel}; it may be {', '.join(map(str, _divisors(shape.num_heads)))}"
-        )
-    _check_precision(config, shape)
-
-
-def _sizes_that_divide(config: ScaledRun, shape: ModelShape, message: str) -> str:
-    """The sizes up to 64 of the field in the message that divide the model, as a clause."""
-    # The message may name a product (pipeline_parallel x virtual_pipeline): its first factor is varied.
-    field = message.split(":")[0].split(" ")[0].removeprefix("training.")
-    if field not in type(config.training).model_fields:
-        return ""
-    fits = []
-    for size in range(1, 65):
-        try:
-            # model_copy does not validate: the model's divisors are asked for here, whatever num_ranks is.
-            check_layout(shape, config.training.model_copy(update={field: size}))
-            fits.append(str(size))
-        except ValueError:
-            continue
-    return f"; it may be {', '.join(fits)}" if fits else ""
-
-
-def _check_precision(config: ScaledRun, shape: ModelShape) -> None:
-    """Raises ConfigError, with the tensor-parallel sizes that serve, where vLLM's kernels on GPUs refuse a format."""
-    rollout = config.rollout
-    try:
-        check_precision(shape, rollout, "native", is_cpu=False)
-    except ValueError as error:
-        fits = []
-        for size in _divisors(shape.num_heads):
-            with contextlib.suppress(ValueError):
-                check_precision(shape, rollout.model_copy(update={"tensor_parallel": size}), "native", is_cpu=False)
-                fits.append(str(size))
-        way = f"; rollout.tensor_parallel may be {', '.join(fits)}" if fits else ""
-        raise ConfigError(f"{error}{way}") from None
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def gpus_needed(config: ScaledRun) -> int:
-    """GPUs of all ranks and engines: their sum on GPUs of their own, the larger of both where they take turns."""
-    ranks = config.training.num_ranks
-    engines = config.rollout.num_engines * config.rollout.tensor_parallel
-    return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
-
-
-def check_places(config: ScaledRun) -> None:
-    """Raises ConfigError where the cluster has too few GPUs, or where one engine would span two machines."""
-    cluster, need = config.cluster, gpus_needed(config)
-    have = cluster.num_nodes * cluster.gpus_per_node
-    config.require_shared_gpus()
-    if need > have:
-        raise ConfigError(
-            f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "
-            f"{config.rollout.num_engines} engines of {config.rollout.tensor_parallel}, {cluster.placement}, got "
-            f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {-(-need // cluster.gpus_per_node)} on"
-            "; `firstorder plan CONFIG --search` lists layouts of the GPUs that there are"
-        )
-    if config.training.tensor_parallel > cluster.gpus_per_node:
-        raise ConfigError(
-            f"training.tensor_parallel: expected at most cluster.gpus_per_node = {cluster.gpus_per_node}, so that no "
-            f"TP group spans two machines, got {config.training.tensor_parallel}"
-        )
-    if cluster.gpus_per_node % config.rollout.tensor_parallel:
-        raise ConfigError(
-            f"rollout.tensor_parallel: expected a divisor of cluster.gpus_per_node = {cluster.gpus_per_node}, so that "
-            f"no engine spans two machines, got {config.rollout.tensor_parallel}"
-        )
 
 
 def training_budget(config: ScaledRun, gpu: Gpu) -> float:
@@ -138,10 +54,10 @@ def with_fields(config: ScaledRun, block: str, **fields: Any) -> ScaledRun:
     return config.model_copy(update={block: getattr(config, block).model_copy(update=fields)})
 
 
-def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0.0) -> list[str]:
+def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, wait: Wait | None = None) -> list[str]:
     """A line for each pool that exceeds its GPU or its machine: the need, the limit, and single changes that fit.
 
-    One more where the estimated rollout, `rollout_s`, outlasts `rollout.timeout_s`.
+    One more where the longest `wait` for an engine's answer outlasts `rollout.timeout_s`.
     """
     pools: list[tuple[str, MemoryOf, Budget, Changes]] = [
         ("training", memory.peak_training_memory, training_budget, training_changes),
@@ -158,9 +74,9 @@ def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, rollout_s: float = 0
             lines.append(_misfit(block, need, have, gpu, config, ways))
     if (line := host_misfit(config, shape, gpu)) is not None:
         lines.append(line)
-    if rollout_s > config.rollout.timeout_s:
+    if wait is not None and wait.seconds > config.rollout.timeout_s:
         lines.append(
-            f"rollout.timeout_s: expected more than the rollout's estimated {rollout_s:.0f} s, got "
+            f"rollout.timeout_s: expected more than the estimated {wait.seconds:.0f} s of {wait.what}, got "
             f"{config.rollout.timeout_s:g}"
         )
     return lines
@@ -249,7 +165,7 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         yield from _changed(config, shape, "training", recompute=value)
     budget, least = training.max_tokens_per_micro_batch, config.rollout.max_model_len
     if budget is None:
-        for value in _divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
+        for value in divisors(training.micro_batch_size)[-2::-1]:  # without the size itself, the largest first
             yield from _changed(config, shape, "training", micro_batch_size=value)
     elif budget > least:
         # No smaller value is valid: the longest response must fit a micro-batch (`ScaledRun._batch_divides`).

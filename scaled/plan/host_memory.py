@@ -19,7 +19,7 @@ from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import engine_memory, in_progress, payloads
 from scaled.plan.memory import GIB, Memory
-from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters, stage_layers
+from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters
 
 STORED = (
     "router logits that are compared", "routing records", "router features", "router scores of old and pi",
@@ -37,26 +37,37 @@ GATHERED = 12
 def stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
     """Bytes in one machine's object store at a push, by name: those of the step, and the weights that engines load.
 
+    The updates' own records are gone by then, unless training continues during the push (from two steps off on).
     Sequences have `num_tokens` tokens on average, by default full length.
     """
-    parts = _of_step(config, shape, num_tokens)
-    found = {name: parts[name] for name in STORED if name in parts}
-    return found | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+    parts = _of_step(config, shape, num_tokens, has_updates=config.schedule.steps_off > 1)
+    return _stored(parts) | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
 
 
-def stored_routes(config: ScaledRun, shape: ModelShape, num_tokens: int) -> int:
-    """Bytes of routing records in one machine's object store at the end of a step, `num_tokens` tokens a sequence.
+def most_stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
+    """The same after the last update of a step, when the store holds most."""
+    parts = _of_step(config, shape, num_tokens, has_updates=True)
+    return _stored(parts) | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+
+
+def _stored(parts: dict[str, int]) -> dict[str, int]:
+    return {name: parts[name] for name in STORED if name in parts}
+
+
+def stored_routes(config: ScaledRun, shape: ModelShape, num_tokens: int, has_updates: bool = True) -> int:
+    """Bytes of routing records in one machine's object store, `num_tokens` tokens a sequence.
 
     mu's record is counted whole, since ranks fetch their rows of it, and so are those of the batches that are sampled
     ahead. It has every response in progress: an object with a row that somebody needs stays whole. The ranks' records
-    are old's natural experts, the experts that old used if they differ, and pi's: each machine has its share.
+    are old's natural experts, the experts that old used where it replays or predicts, and, after the updates, pi's:
+    each machine has its share.
     """
     algorithm = config.algorithm.build()
     rows = algorithm.num_prompts * algorithm.num_responses * num_tokens
     rows_of_mu = in_progress.responses_in_progress(config) * num_tokens
     machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
     of_mu = 1 + config.schedule.steps_off
-    of_ranks = 2 if algorithm.passes.old == "natural" else 3
+    of_ranks = (1 if algorithm.passes.old == "natural" else 2) + has_updates
     of_ranks *= payloads.routing_bytes(shape, rows)
     return of_mu * payloads.routing_bytes(shape, rows_of_mu) + -(-of_ranks // machines)
 
@@ -65,7 +76,7 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
     """CPU memory of a machine for one global step whose sequences have `num_tokens` tokens on average.
 
     By default that is the worst case, rollout.max_model_len. Parts of a checkpoint are those of the machine that has
-    most of it (`saving`), all others those of every machine.
+    most of it (`saving`), all others those of every machine, after the last update.
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
@@ -73,20 +84,22 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
     logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
     ranks that made them, and so do pi's router scores.
     """
-    return Memory("host", _of_step(config, shape, num_tokens) | saving(config, shape))
+    return Memory("host", _of_step(config, shape, num_tokens, has_updates=True) | saving(config, shape))
 
 
-def _of_step(config: ScaledRun, shape: ModelShape, num_tokens: int | None) -> dict[str, int]:
+def _of_step(config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool) -> dict[str, int]:
+    """Bytes after the old pass, with the answers of all updates or with none."""
     algorithm, parts = config.algorithm.build(), {}
     responses = algorithm.num_prompts * algorithm.num_responses
     length = config.rollout.max_model_len if num_tokens is None else num_tokens
     machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
     if shape.moe_layers:
-        passes = 1 if algorithm.passes.trains_predictor else 2
-        rows = passes * responses * algorithm.num_feature_rows(responses)
-        parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // machines)
+        passes = (not algorithm.passes.trains_predictor) + has_updates
+        if passes:
+            rows = passes * responses * algorithm.num_feature_rows(responses)
+            parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // machines)
         # In every mode: engines and ranks record without being asked, and metrics compare the records.
-        parts["routing records"] = stored_routes(config, shape, length)
+        parts["routing records"] = stored_routes(config, shape, length, has_updates)
     if algorithm.passes.trains_predictor:
         b = ELEMENT_BYTES[config.training.precision]
         positions = min(algorithm.predictor.num_positions, length)
@@ -94,13 +107,14 @@ def _of_step(config: ScaledRun, shape: ModelShape, num_tokens: int | None) -> di
     if algorithm.objective.uses_router_shift:
         scores = payloads.routing_bytes(shape, responses * length, payloads.SCORE_BYTES)
         # Pi's are of one mini-batch, on the machines of the ranks that made them.
-        parts["router scores of old and pi"] = scores + -(-scores // (algorithm.num_minibatches * machines))
+        of_pi = -(-scores // (algorithm.num_minibatches * machines)) if has_updates else 0
+        parts["router scores of old and pi"] = scores + of_pi
     if config.schedule.steps_off > 1:
         # Without the version that engines hold, which every run keeps in the store for an engine's replacement.
         waiting = (config.schedule.steps_off - 1) * engine_memory.engine_weights(config, shape)
         parts["weights that wait for engines"] = -(-waiting // machines)
     num_top, tokens = algorithm.objective.num_top, responses * min(algorithm.max_tokens, length)
-    if num_top > 0:
+    if num_top > 0 and has_updates:  # they travel with every pass, and do not stay
         old = 4 * min(num_top, shape.vocab_size) * tokens
         parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
     if "optimizer" in (config.training.offload or ()):
@@ -176,35 +190,24 @@ def _at_peak(parts: list[_Part], number: int) -> int:
 def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of a machine while its ranks load a checkpoint.
 
-    Every rank reads 12 bytes for each of its weights, and joins gate and up matrices anew. Then
-    `optimizer_states.load_states` asks Megatron for a second tree, a part at a time, to put what was read into: 12
-    bytes more for each weight of the larger part. Engines' weights stay in the object store, for ranks may be replaced
-    while engines live.
+    Every rank reads 12 bytes for each of its weights, a tensor after the other; torch's reader then holds two copies of
+    the largest one, taken as the embedding or the head of the first and last stage. Engines' weights stay in the object
+    store, for ranks may be replaced while engines live.
     """
     training, found = config.training, {LAST_PUSH: engine_memory.engine_weights(config, shape)}
     if training.distributed_optimizer:
-        ranks = [[GATHERED * part.num_weights for part in parts] for parts in _parts_of_ranks(shape, training)]
-        stages = [GATHERED * _gated(shape, training, stage) for stage in range(training.pipeline_parallel)]
-        joined = [size for size in stages for _ in range(training.num_ranks // training.pipeline_parallel)]
-        found["optimizer states that are read, whole in every rank"] = _most(config, list(map(sum, ranks)))
-        found["gate and up matrices of these, joined"] = _most(config, joined)
-        found["their second tree, a part at a time"] = _most(config, list(map(max, ranks)))
+        ranks = [sum(GATHERED * part.num_weights for part in parts) for parts in _parts_of_ranks(shape, training)]
+        found["optimizer states that are read, whole in every rank"] = _most(config, ranks)
+        stages, table = training.pipeline_parallel, shape.vocab_size * shape.hidden_size // training.tensor_parallel
+        copies = [2 * 4 * table * (stage in (0, stages - 1)) for stage in range(stages)]
+        of_stage = training.num_ranks // stages
+        found["the reader's copies of a tensor"] = _most(config, [size for size in copies for _ in range(of_stage)])
     return Memory("loading a checkpoint", found)
-
-
-def _gated(shape: ModelShape, training: TrainingBlock, stage: int) -> int:
-    """Number of weights of a rank's gate and up matrices: two of an MLP's three."""
-    layers = stage_layers(shape, training, stage)
-    num_dense = sum(number in shape.dense_layers for number in layers)
-    dense = num_dense * 3 * shape.hidden_size * shape.dense_size
-    shared = (len(layers) - num_dense) * shape.num_shared_parameters
-    own = rank_parameters(shape, training, stage).experts + (dense + shared) // training.tensor_parallel
-    return 2 * own // 3
 
 
 def host_pools(config: ScaledRun, shape: ModelShape) -> tuple[Memory, Memory]:
     """CPU memory of a machine in a global step, with its checkpoint and the object store, and while it loads one."""
-    step = Memory("a step and its checkpoint", host_memory(config, shape).parts | stored_bytes(config, shape))
+    step = Memory("a step and its checkpoint", host_memory(config, shape).parts | most_stored_bytes(config, shape))
     return step, loading_memory(config, shape)
 
 
@@ -233,6 +236,6 @@ def _most(config: ScaledRun, of_ranks: list[int]) -> int:
 
 
 __all__ = [
-    "host_memory", "host_pools", "in_memory", "loading_memory", "peak_host_memory", "saving", "stored_bytes",
-    "stored_routes",
+    "host_memory", "host_pools", "in_memory", "loading_memory", "most_stored_bytes", "peak_host_memory", "saving",
+    "stored_bytes", "stored_routes",
 ]  # fmt: skip

@@ -19,10 +19,11 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.plan import compute, engine_memory, feasibility, host_memory, memory, passes
+from scaled.plan import compute, division, engine_memory, feasibility, host_memory, memory, passes
 from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
+from scaled.plan.waits import longest_wait
 
 POWERS = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
@@ -86,10 +87,11 @@ class Search:
 
 @dataclass(frozen=True)
 class _Engines:
-    """The engines' half of a layout, fitting its share of a GPU."""
+    """The engines' half of a layout, fitting its share of a GPU. `wait_s` is the longest wait for one of them."""
 
     rollout: dict[str, Any]
     seconds: float
+    wait_s: float
     gib: float
 
 
@@ -105,9 +107,9 @@ def search(
         engines = list(_engines(config, shape, gpu, placement, gpus, lengths))
         for one in _layouts(config, placement, ranks, tally):
             try:
-                feasibility.check_divides(one, shape)
+                division.check_divides(one, shape)
                 # Any engines serve: those of one split all take the same number of GPUs.
-                feasibility.check_places(with_fields(one, "rollout", **engines[0].rollout) if engines else one)
+                division.check_places(with_fields(one, "rollout", **engines[0].rollout) if engines else one)
             except ConfigError as error:
                 tally.add(f"does not divide: {str(error).split(':')[0]}")
                 continue
@@ -188,11 +190,12 @@ def _engines(
         fields["max_num_seqs"] = num_seqs
         one = with_fields(config, "rollout", **fields)
         try:
-            feasibility.check_divides(one, shape)
+            division.check_divides(one, shape)
         except ConfigError:
             continue
         gib = engine_memory.rollout_memory(one, shape).total / GIB
-        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), gib))
+        wait_s = longest_wait(one, shape, gpu, *lengths).seconds
+        made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), wait_s, gib))
     # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.
     yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
 
@@ -203,9 +206,9 @@ def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], 
         tally.add("no engine fits its GPUs")
         return None
     # The quickest come first.
-    engines = [each for each in engines if each.seconds <= one.rollout.timeout_s]
+    engines = [each for each in engines if each.wait_s <= one.rollout.timeout_s]
     if not engines:
-        tally.add("the rollout outlasts rollout.timeout_s")
+        tally.add("the longest wait for an engine exceeds rollout.timeout_s")
         return None
     over = (memory.peak_training_memory(one, shape).total - feasibility.training_budget(one, gpu)) / GIB
     if over > 0:

@@ -10,7 +10,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.model_shape import load_shape
-from scaled.plan import compute, engine_memory, feasibility, in_progress, memory, parameters, payloads
+from scaled.plan import compute, division, engine_memory, feasibility, in_progress, memory, parameters, payloads
 from scaled.plan.assumptions import sentences
 from scaled.plan.compute import StepCompute
 from scaled.plan.conditions import check_settings
@@ -18,6 +18,7 @@ from scaled.plan.hardware import Gpu, gpu_named
 from scaled.plan.host_memory import host_pools
 from scaled.plan.layout import RankPlan, dry_run
 from scaled.plan.memory import Memory
+from scaled.plan.waits import Wait, longest_wait
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Plan:
     """The plan of a config. `misfits` has a line for everything that does not fit.
 
     `resident` is the memory that colocated ranks keep while engines are awake; None where they do not take turns.
-    `host` is the CPU memory of a machine in a step, `loading` while it loads a checkpoint.
+    `host` is the CPU memory of a machine in a step, `loading` while it loads a checkpoint. `wait` is the longest wait
+    for an engine.
     """
 
     config: ScaledRun
@@ -51,6 +53,7 @@ class Plan:
     loading: Memory
     payloads: dict[str, int]
     compute: StepCompute
+    wait: Wait
     misfits: list[str]
     ranks: list[RankPlan] = field(default_factory=list)
 
@@ -70,7 +73,7 @@ class Plan:
                 "gpu": asdict(self.gpu),
                 "num_nodes": cluster.num_nodes,
                 "gpus_per_node": cluster.gpus_per_node,
-                "gpus_needed": feasibility.gpus_needed(self.config),
+                "gpus_needed": division.gpus_needed(self.config),
                 "placement": cluster.placement,
             },
             "layout": {
@@ -85,6 +88,7 @@ class Plan:
             "loading_bytes": self.loading.parts,
             "payload_bytes": self.payloads,
             "compute": asdict(self.compute) | {"total_flops": self.compute.total_flops},
+            "longest_wait": asdict(self.wait),
             "assumptions": assumptions(self),
             "dry_run": [asdict(rank) for rank in self.ranks],
             "fits": not self.misfits,
@@ -99,11 +103,12 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     """
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
     # First, as all counts below divide by these sizes and drop the rest.
-    feasibility.check_divides(config, shape)
+    division.check_divides(config, shape)
     check_settings(config, shape)
-    feasibility.check_places(config)
+    division.check_places(config)
     step = compute.step_compute(config, shape, gpu, mean_tokens, longest_tokens)
     host, loading = host_pools(config, shape)
+    wait = longest_wait(config, shape, gpu, step.mean_tokens, step.longest_tokens)
     return Plan(
         config=config,
         shape=shape,
@@ -117,7 +122,8 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         loading=loading,
         payloads=step_payloads(config, shape),
         compute=step,
-        misfits=feasibility.misfits(config, shape, gpu, step.rollout_s),
+        wait=wait,
+        misfits=feasibility.misfits(config, shape, gpu, wait),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scaled.plan import feasibility
+from scaled.plan import division
 from scaled.plan.host_memory import in_memory
 from scaled.plan.memory import GIB
 from scaled.plan.summary import Plan
@@ -41,7 +41,7 @@ def _layout(plan: Plan) -> Table:
     have = cluster.num_nodes * cluster.gpus_per_node
     table.add_row(
         "cluster", f"{cluster.num_nodes} x {cluster.gpus_per_node} {plan.gpu.name}, {cluster.placement}; "
-        f"{feasibility.gpus_needed(config)} of {have} used",
+        f"{division.gpus_needed(config)} of {have} used",
     )  # fmt: skip
     table.add_row(
         "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, CP {training.context_parallel}, "

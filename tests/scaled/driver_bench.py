@@ -1,8 +1,9 @@
 """Peak resident memory of a run's driver by the size of its batch, with the cluster's own path from config to report.
 
 `python -m tests.scaled.driver_bench`: every size in a fresh process. Two ranks and an engine are real Ray actors that
-compute nothing: they answer with random tokens of full length, and with nothing else, with routes of 48 layers and 8
-slots, as Qwen3-30B has them, or with routes and the features of Pr2 on a few rows of each response.
+compute nothing: they answer with random tokens of full length, and with nothing else (a dense model) or with what real
+ones record under a replay mode: routes of 48 layers and 8 slots, as Qwen3-30B has them, and router features on a few
+rows of each response. `--stored` prints the bytes in the object store, by mode.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,7 +40,7 @@ from scaled.session import Session
 from tests.scaled.cluster_run_world import save_model
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
 from theory.objectives import Objective
-from theory.routing.features import RouterFeatures
+from theory.routing.features import RouterFeatures, draw_sampling_rows
 from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import RoutingPlan
 from theory.routing.payloads import pack_record
@@ -50,11 +51,13 @@ FACTORS = (1, 2, 4, 8)
 PROMPTS, RESPONSES, TOKENS = 8, 8, 256
 """Of the smallest batch: 16,384 tokens."""
 LAYERS, SLOTS, EXPERTS, WIDTH = 48, 8, 128, 2048
-STEPS = 3
+STEPS, MINIBATCHES = 3, 2
 POSITIONS = 4
 """Feature rows of a response: 221 KB each."""
 
-Kind = Literal["none", "R3", "Pr2"]
+Kind = Literal["dense", "R2", "R3", "Pr2", "Pr3"]
+KINDS: tuple[Kind, ...] = ("dense", "R3", "Pr2")
+"""Those of the table."""
 
 
 def routes(rollouts: Rollouts, seed: int) -> RoutingRecord:
@@ -93,7 +96,13 @@ class IdleEngine(OneByOne):
             for _ in range(sampling.num_responses)
         )  # fmt: skip
         rollouts = Rollouts(responses)
-        return Rollouts(responses, routes(rollouts, sampling.seed) if self.kind != "none" else None)
+        if self.kind == "dense":
+            return rollouts
+        made = None
+        if sampling.num_features > 0:
+            rows = draw_sampling_rows(rollouts.padded().sampling_rows_B, sampling.num_features, draws)
+            made = features(rollouts, rows, with_hidden=True)
+        return Rollouts(responses, routes(rollouts, sampling.seed), made)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         return [torch.zeros(len(s) - 1) for s in sequences]
@@ -108,14 +117,16 @@ class IdleRank:
     def score(self, rollouts: Rollouts, plan: RoutingPlan) -> TokenScores:
         own, batch = self._own(rollouts), rollouts.padded()
         logp_bT = batch.logp_mu_BT[own]
-        record = routes(rollouts.select(own), 1) if self.kind != "none" else None
-        used = record if plan.record is None else plan.record.select(own)
-        made = self._features(rollouts, plan, own, with_hidden=True)
-        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, record, made)
+        natural = routes(rollouts.select(own), 1) if self.kind != "dense" else None
+        # As Megatron's rank: the experts that it used are a record of its own, also where it replays mu's.
+        is_natural = self.kind == "dense" or plan.source == "natural"
+        used = natural if is_natural else routes(rollouts.select(own), 3)
+        made = self._features(rollouts, plan, own, with_hidden=plan.keep_hidden)
+        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, natural, made)
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         own = self._own(minibatch.rollouts)
-        record = routes(minibatch.rollouts.select(own), 2) if self.kind != "none" else None
+        record = routes(minibatch.rollouts.select(own), 2) if self.kind != "dense" else None
         made = self._features(minibatch.rollouts, plan, own, with_hidden=False)
         return UpdateStats({"actor/grad_norm": 1.0}, minibatch.logp_old_BT[own], record, made)
 
@@ -123,7 +134,7 @@ class IdleRank:
         yield f"{self.rank}", torch.zeros(8)
 
     def predictor_weights(self) -> dict[int, Tensor]:
-        return {n: torch.zeros(WIDTH, EXPERTS) for n in range(LAYERS)} if self.kind == "Pr2" else {}
+        return {n: torch.zeros(WIDTH, EXPERTS) for n in range(LAYERS)} if self.kind in ("Pr2", "Pr3") else {}
 
     def give_way(self) -> None:
         pass
@@ -134,7 +145,7 @@ class IdleRank:
     def _features(
         self, rollouts: Rollouts, plan: RoutingPlan, own: list[int], with_hidden: bool
     ) -> RouterFeatures | None:
-        if self.kind != "Pr2" or plan.feature_rows is None:
+        if self.kind == "dense" or plan.feature_rows is None:
             return None
         return features(rollouts, [plan.feature_rows[b] for b in own], with_hidden)
 
@@ -184,8 +195,9 @@ def config(folder: Path, factor: int, kind: Kind) -> ScaledRun:
         "name": "driver", "backend": "scaled", "num_steps": STEPS, "output": str(folder / "runs"),
         "task": {"kind": "arithmetic", "num_held_out": 8}, "model": {"path": str(folder / "model")},
         "algorithm": {
-            "objective": {"preset": "minirl"}, "replay": {"mode": kind, "predictor": {"num_positions": POSITIONS}},
-            "batch": {"num_prompts": PROMPTS * factor, "num_responses": RESPONSES, "num_minibatches": 2},
+            "objective": {"preset": "minirl"},
+            "replay": {"mode": "none" if kind == "dense" else kind, "predictor": {"num_positions": POSITIONS}},
+            "batch": {"num_prompts": PROMPTS * factor, "num_responses": RESPONSES, "num_minibatches": MINIBATCHES},
             "sampling": {"max_tokens": TOKENS},
         },
         "training": {"num_ranks": 2}, "rollout": {"max_model_len": 2 * TOKENS}, "probe": {"max_mean_abs_diff": 99.0},
@@ -212,21 +224,19 @@ class OwnMemory(threading.Thread):
 
 
 class Stored:
-    """Bytes in the object store at the last push of a run, as Ray's daemon counts them."""
+    """Bytes in the object store after the last of a run's `num` calls of a method, as Ray's daemon counts them."""
 
-    def __init__(self) -> None:
-        self.last = self._num = 0
+    def __init__(self, group: type, method: str, num: int) -> None:
+        self.last, self._calls, inner = 0, 0, getattr(group, method)
 
-    def after(self, load: Callable[..., None]) -> Callable[..., None]:
-        """`load_weights`, and the count after its last call."""
-
-        def loading(engines: RolloutGroup, *given: Any) -> None:
-            load(engines, *given)
-            self._num += 1
-            if self._num == STEPS + 1:  # the first is before the first step
+        def called(*given: Any) -> Any:
+            answer = inner(*given)
+            self._calls += 1
+            if self._calls % num == 0:
                 self.last = self._count()
+            return answer
 
-        return loading
+        setattr(group, method, called)
 
     def _count(self) -> int:
         """The least in three seconds: Ray frees what nobody needs any more up to a second late."""
@@ -240,17 +250,12 @@ class Stored:
 
 
 def one(factor: int, kind: Kind) -> dict[str, float]:
-    """Peak MB of this process before and after a run, and of its own pages alone; MB of mu's record in a batch, and of
-    the object store at the last push."""
-    IdleSession.kind, scaled.session.Session = kind, IdleSession
-    stored = Stored()
-    RolloutGroup.load_weights = stored.after(RolloutGroup.load_weights)
+    """Peak MB of this process before and after a run, and of its own pages alone; MB of mu's record in a batch."""
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
         (own := OwnMemory()).start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        run = scaled.run.run(config(Path(name), factor, kind), progress="none")
-        row = run.metrics()[-1]
+        row = run(Path(name), factor, kind)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own.ended.set()
     record = row.get("transfer/routes_bytes") or 0.0
@@ -259,8 +264,28 @@ def one(factor: int, kind: Kind) -> dict[str, float]:
         "peak": peak * 1024 / 1e6,
         "own": own.most * 1024 / 1e6,
         "record": record / 1e6,
-        "stored": stored.last / 1e6,
     }
+
+
+def run(folder: Path, factor: int, kind: Kind) -> dict[str, Any]:
+    """A run's last metrics; `folder` has the model."""
+    IdleSession.kind, scaled.session.Session = kind, IdleSession
+    return scaled.run.run(config(folder, factor, kind), progress="none").metrics()[-1]
+
+
+def stored(*kinds: Kind) -> dict[Kind, dict[str, int]]:
+    """Bytes in the object store in the last step of the smallest batch: after its last update, and after its push."""
+    places = {
+        "update": Stored(TrainingGroup, "update", STEPS * MINIBATCHES),
+        "push": Stored(RolloutGroup, "load_weights", STEPS + 1),  # the first push is before the first step
+    }
+    found: dict[Kind, dict[str, int]] = {}
+    for kind in kinds:
+        with tempfile.TemporaryDirectory() as name:
+            save_model(Path(name) / "model")
+            run(Path(name), 1, kind)
+        found[kind] = {name: place.last for name, place in places.items()}
+    return found
 
 
 def main() -> str:
@@ -268,12 +293,12 @@ def main() -> str:
     lines = []
     for factor in FACTORS:
         found = {}
-        for kind in get_args(Kind):
+        for kind in KINDS:
             words = [sys.executable, "-m", __spec__.name, "--one", str(factor), "--kind", kind]
             answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             found[kind] = json.loads(answer.splitlines()[-1])
-        figures = [found["none"]["before"]]
-        figures += [found[kind][name] for name in ("peak", "own") for kind in get_args(Kind)]
+        figures = [found["dense"]["before"]]
+        figures += [found[kind][name] for name in ("peak", "own") for kind in KINDS]
         figures += [found["R3"]["record"], factor * PROMPTS * RESPONSES * POSITIONS * 0.221184]
         lines.append((f"{factor * PROMPTS * RESPONSES * TOKENS:,}", *(f"{x:,.0f}" for x in figures)))
     head = (
@@ -295,5 +320,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="driver_bench")
     parser.add_argument("--one", type=int)
     parser.add_argument("--kind", choices=get_args(Kind), default="R3")
+    parser.add_argument("--stored", action="store_true")
     words = parser.parse_args()
-    print(main() if words.one is None else json.dumps(one(words.one, words.kind)))
+    if words.stored:
+        print(json.dumps(stored("R2", "R3", "Pr2", "Pr3")))
+    else:
+        print(main() if words.one is None else json.dumps(one(words.one, words.kind)))

@@ -1,4 +1,4 @@
-"""Bytes in the object store at a push, beside the plan's count: records and features of Qwen3-30B's size."""
+"""Bytes in the object store in a step, beside the plan's count: records and features of Qwen3-30B's size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scaled.plan import payloads
-from scaled.plan.host_memory import LAST_PUSH, stored_bytes
+from scaled.plan.host_memory import LAST_PUSH, most_stored_bytes, stored_bytes
 from tests.scaled import driver_bench
 from tests.scaled.plan_world import QWEN
 from tests.scaled.ray_marks import RAY
@@ -18,18 +17,17 @@ from tests.scaled.ray_marks import RAY
 pytestmark = RAY
 
 
-def test_the_object_store_at_a_push() -> None:
-    """Mu's and old's routes and the features, to 2%; the plan, whose count is of the whole step, has room for them.
-
-    The step's other records are gone by then: the plan counts four of routes, and pi's logits.
-    """
-    words = [sys.executable, "-m", driver_bench.__name__, "--one", "1", "--kind", "Pr2"]
+def test_the_object_store_holds_what_is_counted() -> None:
+    """In every replay mode, after the last update and after the push, to 2%: mu's routes, old's own and, where it
+    replays or predicts, those that it used, pi's until the push, and the features of each."""
+    words = [sys.executable, "-m", driver_bench.__name__, "--stored"]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    found = json.loads(printed.splitlines()[-1])["stored"] * 1e6
-    num = driver_bench.PROMPTS * driver_bench.RESPONSES
-    features = payloads.feature_bytes(QWEN, driver_bench.POSITIONS, num)
-    # A row for every sampled token at least; prompts of a few tokens.
-    routes = payloads.routing_bytes(QWEN, num * driver_bench.TOKENS)
-    assert found == pytest.approx(features + 2 * routes, rel=0.02)
-    planned = stored_bytes(driver_bench.config(Path("unused"), 1, "Pr2"), QWEN, driver_bench.TOKENS + 6)
-    assert found < sum(size for name, size in planned.items() if name != LAST_PUSH) < 1.3 * found
+    found = json.loads(printed.splitlines()[-1])
+    assert list(found) == ["R2", "R3", "Pr2", "Pr3"]
+    for kind, measured in found.items():
+        config = driver_bench.config(Path("unused"), 1, kind)
+        for place, count in (("update", most_stored_bytes), ("push", stored_bytes)):
+            # A row for every token but the last one; prompts of a few tokens.
+            planned = count(config, QWEN, driver_bench.TOKENS + 6)
+            planned.pop(LAST_PUSH)  # the idle ranks have no weights
+            assert measured[place] == pytest.approx(sum(planned.values()), rel=0.02), (kind, place)

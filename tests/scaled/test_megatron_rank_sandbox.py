@@ -54,6 +54,8 @@ def one_global_step_agrees_in(folder: Path, mode: str, **changes: Any) -> None:
     (a, weights_a, predictor_a), (b, weights_b, predictor_b) = results
     assert torch.equal(a.rewards_B, b.rewards_B), mode
     assert a.scores.experts is not None and b.scores.experts is not None
+    # A natural pass sends one record, any other two: so count the plan and the idle ranks of driver_bench.
+    assert (a.scores.experts is a.scores.natural) == (recipe.passes.old == "natural"), mode
     assert torch.equal(a.scores.experts.experts, b.scores.experts.experts), mode
     assert farthest(weights_a, weights_b) < WEIGHTS, mode
     assert predictor_a.keys() == predictor_b.keys()

@@ -12,7 +12,7 @@ import torch
 
 from lab.strict import ConfigError
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import engine_memory, feasibility, memory, parameters, payloads
+from scaled.plan import division, engine_memory, feasibility, memory, parameters, payloads
 from scaled.plan.assumptions import sentences
 from scaled.plan.compute import step_compute
 from scaled.plan.hardware import GPUS, gpu_named
@@ -277,7 +277,7 @@ def test_colocated_gpus_hold_both_in_turn():
     assert "42.7 are optimizer states" in line
     fits = recipe(*COLOCATED, "--training.offload", "[gradients, optimizer]")
     assert feasibility.misfits(fits, QWEN, gpu) == []
-    assert feasibility.gpus_needed(fits) == 8
+    assert division.gpus_needed(fits) == 8
     update, kept = memory.peak_training_memory(fits, QWEN), memory.resident_memory(fits, QWEN)
     assert (
         update.total + memory.CONTEXT

@@ -47,10 +47,11 @@ def test_what_is_listed_fits_by_the_plan(eight):
         assert plan.config.cluster.placement == "colocated" and plan.config.training.offload is not None
 
 
-def test_a_layout_whose_rollout_lasts_too_long_is_none():
-    """Where the quickest engines outlast rollout.timeout_s, no layout is listed, and that is the reason."""
+def test_a_layout_whose_pieces_last_too_long_is_none():
+    """Where a piece outlasts rollout.timeout_s in all engines, no layout is listed, and that is the reason."""
     found = search(config(*ONE_MACHINE, "--rollout.timeout_s", "300"), QWEN, H100)
-    assert not found.found and "the rollout outlasts rollout.timeout_s" in {reason.what for reason in found.reasons}
+    reasons = {reason.what for reason in found.reasons}
+    assert not found.found and "the longest wait for an engine exceeds rollout.timeout_s" in reasons
 
 
 def test_a_layout_that_a_machine_has_no_memory_for_is_none(eight):
