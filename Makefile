@@ -67,8 +67,8 @@ CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
 AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
 ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
-	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' $(ALONE:%='pytest %') \
-	  'pytest $(DRIVERS)' \
+	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(DRIVERS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' \
+	  $(ALONE:%='pytest %') \
 	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 2 -L 1 $(BIN)/python -m
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
