@@ -23,9 +23,9 @@ BEYOND = "r1.0"
 
 WORDS = """## The ledger's regimes on this map
 
-A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. If `KL x N` passes x* = {border} at
-an N of the map ({least} to {most}), the border runs through the regime. If even the largest N stays below x*, the
-regime is *quiet*; if the smallest reaches it, *beyond*. x* is that of GRPO at the learning rate of `border`, {rate};
+A regime is an engine gap, and in `hot` a higher learning rate; its claims choose N. If `KL x N` passes `x*` = {border}
+at an N of the map ({least} to {most}), the border runs through the regime. If even the largest N stays below `x*`, the
+regime is *quiet*; if the smallest reaches it, *beyond*. `x*` is that of GRPO at the learning rate of `border`, {rate};
 half the rate moves it (claim 45). KL is the mean over the first twentieth of MiniRL's runs without replay, and for
 claim 44 that of the first step.
 """

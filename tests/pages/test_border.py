@@ -36,6 +36,14 @@ def test_the_page_is_four_printed_pages() -> None:
     assert len(linked) > 5 and set(linked) <= anchors
 
 
+def test_no_star_of_a_symbol_begins_italics() -> None:
+    """A paragraph with two bare x* would have what stands between them in italics."""
+    for name in ("border.md", "border-tables.md"):
+        for paragraph in re.split(r"\n\s*\n", (DOCS / name).read_text(encoding="utf-8")):
+            bare = re.sub(r"`[^`]*`", "", paragraph)
+            assert paragraph.startswith("|") or bare.count("x*") < 2, paragraph
+
+
 def test_the_readme_has_the_rate_of_its_number() -> None:
     """x* stands beside its learning rate and the runs at half of it; a verdict that is not decided is told, too."""
     page = (DOCS / "border.md").read_text(encoding="utf-8")
