@@ -186,7 +186,7 @@ def test_a_page_has_its_rate_and_its_pictures() -> None:
     (border,) = re.findall(r"Where `KL x N` passes x\* = (\S+) \(\S+ to \S+\) at a learning rate of 2e-3, half", said)
     assert study.borders["KL x N"].border == pytest.approx(float(border), rel=1e-2)
     assert "At 1e-3 (router noise 0.5, N = 8) 0 of 12 runs collapse, where `KL x N` alone expects" in said
-    assert "one learning rate (2e-3)" in said and "passes x* = " + border in more
+    assert "one learning rate (2e-3)" in said and "passes `x*` = " + border in more
     texts = svg(fit_picture(study.unaided, study.slowed))
     assert f"x* = {border}" in texts and "half the rate" in texts
     assert "entropy, nats per token" in svg(entropy_picture(study.table, study.rows))
