@@ -133,6 +133,8 @@ def reach_text(made: Sequence[ClaimLine], needs: Sequence[AsFound]) -> str:
             f" At the effects found, {sum(need.is_beyond for need in needs)} of the {len(needs)} inconclusive ones "
             f"would need more than {MOST_HOURS:g} hours for {POWER:.0%} power, the most that a second trial is given."
         )
+    if last := sum(line.state == "inconclusive" and line.claim.repeats is not None for line in asked):
+        words += f" {last} of the inconclusive ones had a second trial already, and there is no third."
     return words
 
 

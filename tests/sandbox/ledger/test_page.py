@@ -122,6 +122,9 @@ def test_the_page_says_how_many_questions_are_decided(found: list[Finding], rows
         "for 1 of these. At the effects found, 2 of the 3 inconclusive ones would need more than 3 hours for 80% "
         "power, the most that a second trial is given."
     )
+    tried = [replace(line, state="inconclusive") if line.claim.number == 99 else line for line in made]
+    last = " 1 of the inconclusive ones had a second trial already, and there is no third."
+    assert summary.reach_text(tried, wants).endswith(last)
     assert summary.reach_text([], []) == "" and "At the effects" not in summary.reach_text(made, [])
 
 
