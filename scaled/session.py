@@ -33,8 +33,8 @@ from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
 from scaled.cluster.usage import Processors, payloads
 from scaled.config import ScaledRun
+from theory.collection import Collected
 from theory.contracts import RolloutEngine, Rollouts, Sampling, Task
-from theory.loop import Collected
 from theory.streams import derive_seed
 
 

@@ -19,8 +19,9 @@ from sandbox.kernels import EAGER, Kernels
 from sandbox.model import MoE
 from sandbox.run import open_task
 from sandbox.training.engine import SandboxTrainingEngine
+from theory.collection import collect
 from theory.contracts import Prompt, Response
-from theory.loop import StepResult, collect, global_step, hand_over, learn
+from theory.loop import StepResult, global_step, hand_over, learn
 from theory.objectives import preset
 from theory.streams import stream
 

@@ -35,12 +35,14 @@ from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.bounds.bound import Bound
 from theory.bounds.routing import replay_bias as replay_bias_bound
+from theory.collection import Collected
 from theory.contracts import Prompt, Rollouts
 from theory.exact.levels import scale_at, token_kl
 from theory.exact.policies import JacobianPolicy
 from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
-from theory.loop import Collected, hand_over, old_pass
+from theory.loop import hand_over
+from theory.old_pass import old_pass
 from theory.routing.measures import difference_counts
 from theory.routing.passes import MODES, PASSES, Mode, RoutingPlan
 from theory.routing.predictor import PredictorSettings

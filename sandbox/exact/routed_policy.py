@@ -25,8 +25,9 @@ from theory.algorithm import OptimizerSettings
 from theory.contracts import Prompt, Rollouts
 from theory.exact.policies import JacobianPolicy
 from theory.exact.tree import PrefixTree
-from theory.loop import OldPass, take
+from theory.loop import take
 from theory.objectives import preset
+from theory.old_pass import OldPass
 from theory.preparation import prepared
 from theory.routing.passes import ModePlan, RoutingPlan
 from theory.routing.record import RoutingRecord

@@ -27,13 +27,15 @@ from sandbox.exact.routed_policy import SHIFTED, check_one_policy, rollout_engin
 from sandbox.model import MoE
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.algorithm import Algorithm, OptimizerSettings
+from theory.collection import Collected
 from theory.contracts import Prompt, Response, Rollouts
 from theory.exact.engines import MovablePolicy, Rollout
 from theory.exact.forest import Forest
 from theory.exact.levels import Edges, expected_length
 from theory.exact.policies import TreePolicy
 from theory.exact.tree import Paths
-from theory.loop import Collected, OldPass, hand_over, old_pass
+from theory.loop import hand_over
+from theory.old_pass import OldPass, old_pass
 from theory.routing.features import RouterFeatures
 from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import PASSES, Mode, ModePlan, RoutingPlan

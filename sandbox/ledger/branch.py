@@ -37,8 +37,10 @@ from sandbox.model import MoE
 from sandbox.run import build_engine, build_learner, file_hashes, initial_model, open_task
 from sandbox.training.callbacks import Evaluation
 from sandbox.training.learner import Learner
+from theory.collection import collect
 from theory.contracts import TrainingEngine
-from theory.loop import collect, global_step, hand_over, old_pass
+from theory.loop import global_step, hand_over
+from theory.old_pass import old_pass
 from theory.step_metrics import old_pass_metrics
 from theory.streams import derive_seed
 

@@ -19,7 +19,8 @@ from sandbox.config import SandboxRun
 from sandbox.model import MoE
 from sandbox.run import build_learner
 from sandbox.training.learner import Learner
-from theory.loop import collect, hand_over, learn
+from theory.collection import collect
+from theory.loop import hand_over, learn
 from theory.objectives import preset
 
 PIECE = 512

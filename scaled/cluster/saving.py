@@ -22,8 +22,8 @@ from torch import Tensor
 from lab.backlog import from_tensors, rollout_tensors, rollouts_of, to_tensors
 from lab.files import disk_errors
 from lab.records import RunFolder
+from theory.collection import Collected
 from theory.contracts import Prompt, Task
-from theory.loop import Collected
 from theory.oversampling import Backlog
 
 

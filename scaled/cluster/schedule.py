@@ -16,8 +16,9 @@ from torch import Tensor
 from scaled.cluster.probe import ProbeError
 from scaled.config import ScheduleBlock
 from theory.algorithm import Algorithm
+from theory.collection import Collected, collect
 from theory.contracts import NamedTensors, RolloutEngine, Rollouts, Task, TrainingEngine
-from theory.loop import Collected, StepResult, collect, hand_over, learn
+from theory.loop import StepResult, hand_over, learn
 from theory.oversampling import Backlog
 from theory.step_metrics import version_lag_metrics
 

@@ -181,7 +181,7 @@ CAPTURE = (
         "C",
         "The predictor learns from logits that already hold its own bias.",
         "no thread: Pr2 Eq. 4 misread",
-        (Edit("theory.loop:old_pass", "rollouts.features.minus_bias(handed)", "rollouts.features"),),
+        (Edit("theory.old_pass:_features", "rollouts.features.minus_bias(handed)", "rollouts.features"),),
         "pr3_learns_from_unbiased_logits",
     ),
 )

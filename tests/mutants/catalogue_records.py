@@ -135,13 +135,13 @@ RECORDS = (
         "slime #1909, miles #407",
         (
             Edit(
-                "theory.loop:old_pass",
+                "theory.old_pass:_require_inputs",
                 "if passes.records_rollout and rollouts.experts is None:",
                 "if False:",
             ),
-            Edit("theory.loop:old_pass", "if passes.records_old and cached is None:", "if False:"),
-            Edit("theory.loop:old_pass", 'if passes.old == "replay_rollout":', "if rollouts.experts is not None:"),
-            Edit("theory.loop:old_pass", 'if passes.gradient == "natural":', "if cached is None:"),
+            Edit("theory.old_pass:old_pass", "if passes.records_old and cached is None:", "if False:"),
+            Edit("theory.old_pass:_routing", 'if passes.old == "replay_rollout":', "if rollouts.experts is not None:"),
+            Edit("theory.old_pass:old_pass", 'if passes.gradient == "natural":', "if cached is None:"),
         ),
         "replay_without_a_record_is_refused",
     ),
@@ -210,7 +210,7 @@ RECORDS = (
         "verl #7805 (R2 with bypass mode)",
         (
             Edit(
-                "theory.loop:old_pass",
+                "theory.old_pass:old_pass",
                 'rollouts.experts if passes.gradient == "replay_rollout" else scores.experts',
                 "rollouts.experts",
             ),

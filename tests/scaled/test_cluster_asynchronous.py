@@ -15,8 +15,9 @@ from scaled.cluster.saving import batch_of, batch_tensors
 from scaled.cluster.schedule import Asynchronous, version_lags
 from scaled.config import ScheduleBlock
 from tests.scaled.schedule_world import partial, weights, world
+from theory.collection import collect
 from theory.contracts import NamedTensors, Rollouts
-from theory.loop import collect, learn
+from theory.loop import learn
 
 N = 6
 LAGS = (1, 2)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from theory.algorithm import Algorithm, Oversampling
+from theory.collection import Collected, collect
 from theory.contracts import Prompt, Response, RolloutEngine, Rollouts, Sampling
 from theory.joining import Parts, join
-from theory.loop import Collected, collect
 from theory.objectives import preset
 from theory.oversampling import Backlog, OpenGroups, StartedGroup, continued
 from theory.routing.packed_rows import offsets_of

@@ -21,10 +21,12 @@ from sandbox.training.engine import SandboxTrainingEngine
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.bounds.routing import replay_bias, replay_bias_mean
+from theory.collection import Collected, collect
 from theory.contracts import Prompt, Rollouts
 from theory.exact.tree import PrefixTree
-from theory.loop import Collected, OldPass, collect, hand_over, old_pass, split_groups, take
+from theory.loop import hand_over, split_groups, take
 from theory.objectives import preset
+from theory.old_pass import OldPass, old_pass
 from theory.routing.gates import GATES
 from theory.routing.measures import difference_counts
 from theory.routing.passes import RoutingPlan

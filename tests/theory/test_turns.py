@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from theory.algorithm import Algorithm
 from theory.contracts import Environment, Prompt, Response, RolloutEngine, Rollouts, Sampling
-from theory.loop import feature_rows
 from theory.objectives import preset
+from theory.old_pass import feature_rows
 from theory.routing.features import RouterFeatures, draw_sampling_rows, sampling_rows
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord

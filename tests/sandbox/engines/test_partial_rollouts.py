@@ -16,8 +16,8 @@ from sandbox.model import MoE
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import assert_same
 from theory.algorithm import Algorithm, Oversampling
+from theory.collection import collect
 from theory.contracts import Rollouts
-from theory.loop import collect
 from theory.objectives import preset
 from theory.oversampling import Backlog, StartedGroup, continued
 from theory.routing.passes import RoutingPlan

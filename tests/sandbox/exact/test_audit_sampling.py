@@ -17,11 +17,13 @@ from sandbox.exact.audit import (
 from sandbox.training.engine import SandboxTrainingEngine
 from tests.sandbox.exact.tree_world import PROMPT, REWARD_Y, SEED, STALENESS, TREE, loaded, tiny_moe
 from theory.algorithm import Algorithm, OptimizerSettings
+from theory.collection import Collected
 from theory.contracts import Sampling
 from theory.exact.estimator import estimate
 from theory.exact.groups import Group
-from theory.loop import Collected, old_pass, take
+from theory.loop import take
 from theory.objectives import preset
+from theory.old_pass import old_pass
 from theory.routing.measures import router_disagreement
 from theory.routing.passes import Mode
 from theory.streams import stream

@@ -19,6 +19,7 @@ from sandbox.model import MoE
 from sandbox.model.config import ModelConfig
 from tests.sandbox.exact.tree_world import tiny_moe
 from theory.algorithm import Algorithm
+from theory.collection import Collected
 from theory.contracts import Prompt
 from theory.exact.batch import Batch
 from theory.exact.estimator import estimate
@@ -29,8 +30,9 @@ from theory.exact.rates import reinforce
 from theory.exact.training import Settings, train
 from theory.exact.trajectory import ExactTask, Trajectory
 from theory.exact.tree import PrefixTree
-from theory.loop import Collected, hand_over, old_pass, take
+from theory.loop import hand_over, take
 from theory.objectives import Objective, Totals, preset
+from theory.old_pass import old_pass
 from theory.preparation import prepared
 from theory.routing.passes import MODES, Mode
 from theory.streams import stream

@@ -13,8 +13,10 @@ from sandbox.training.numerics import of_precision
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, copy_of
 from theory.algorithm import Algorithm
-from theory.loop import StepResult, collect, global_step, hand_over, old_pass, split_groups, take
+from theory.collection import collect
+from theory.loop import StepResult, global_step, hand_over, split_groups, take
 from theory.objectives import preset
+from theory.old_pass import old_pass
 from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream

@@ -7,8 +7,10 @@ import torch
 
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
-from theory.loop import collect, hand_over, old_pass
+from theory.collection import collect
+from theory.loop import hand_over
 from theory.objectives import preset
+from theory.old_pass import old_pass
 from theory.routing.predictor import PredictorSettings
 
 

@@ -10,8 +10,10 @@ import torch
 from tests.contracts import worlds
 from tests.sandbox.training.test_modes import PREDICTOR, run
 from theory.algorithm import Algorithm
-from theory.loop import collect, hand_over, learn, old_pass, take
+from theory.collection import collect
+from theory.loop import hand_over, learn, take
 from theory.objectives import preset
+from theory.old_pass import old_pass
 from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.record import MISSING
 from theory.streams import stream

@@ -17,8 +17,9 @@ from tests.contracts import worlds
 from tests.sandbox.engines.prefill import prefilled
 from tests.sandbox.engines.turns_world import Talk, model, prompts
 from theory.algorithm import Algorithm
+from theory.collection import Collected, collect
 from theory.contracts import Environment, MiniBatch, Prompt, Response, Rollouts, Sampling
-from theory.loop import Collected, collect, hand_over, learn
+from theory.loop import hand_over, learn
 from theory.objectives import preset
 from theory.routing.passes import MODES, RoutingPlan
 from theory.routing.predictor import PredictorSettings
