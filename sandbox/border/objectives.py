@@ -16,6 +16,7 @@ GAP = "r0.5"
 DEGREES = (1, 2, 4, 8)
 OBJECTIVES = {"grpo": "GRPO", "minirl": "MiniRL", "minirl_no_is": "MiniRL without its weight", "gspo": "GSPO"}
 REMEDIES = ("none", "tis", "R3")
+CLIPPED = ("none", "R2", "R3", "tis")
 
 NEARLY = 0.1
 """Binding shares that differ by less are called about equal."""
@@ -30,6 +31,9 @@ CLIPPING = """## Clipping
 The gradient's norm is clipped at three times the median norm of a run with an exact engine, for each objective. The
 table has the share of windows (a twentieth of the run each) in the first tenth whose mean norm is above the threshold,
 at router noise 0.5 unless it says exact.
+"""
+
+UNCLIPPED = """Do these outcomes come from clipping? The same runs of GRPO with a threshold above every norm (claim 58):
 """
 
 
@@ -68,7 +72,7 @@ def _trend(table: pd.DataFrame) -> str:
 def clipping_of(table: pd.DataFrame) -> dict[str, float]:
     """The mean of `clipped` at N = 8 by words for objective and remedy, with an exact engine first."""
     asked = [("grpo", "exact", "none", "GRPO, exact engine")]
-    asked += [("grpo", GAP, remedy, f"GRPO with {TITLES[remedy]}") for remedy in ("none", "R2", "R3", "tis")]
+    asked += [("grpo", GAP, remedy, f"GRPO with {TITLES[remedy]}") for remedy in CLIPPED]
     asked += [(preset, GAP, "none", words) for preset, words in OBJECTIVES.items() if preset != "grpo"]
     found = {}
     for preset, gap, remedy, words in asked:
@@ -78,17 +82,35 @@ def clipping_of(table: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def clipping(table: pd.DataFrame) -> str:
-    """The table of the binding share by arm, for the page of tables."""
+def clipping(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
+    """The tables of the binding share by arm, and of the runs without clipping, for the page of tables."""
     titles = ("N = 8", "threshold", "windows above it")
     norms = {words: NORMS[preset] for preset, words in OBJECTIVES.items()}
     lines = [
         (words, norms[re.split(",| with ", words)[0]], f"{share:.0%}") for words, share in clipping_of(table).items()
     ]
-    return f"{CLIPPING}\n{markdown_table(titles, lines)}" if lines else ""
+    return f"{CLIPPING}\n{markdown_table(titles, lines)}{_beside_clipped(table, unclipped)}" if lines else ""
 
 
-def clipping_said(table: pd.DataFrame) -> str:
+def _beside_clipped(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
+    lines = []
+    for remedy in CLIPPED:
+        own, free = (summary(one, preset="grpo", gap=GAP, remedy=remedy, N=8) for one in (table, unclipped))
+        if own is not None and free is not None:
+            cells = [cell for one in (own, free) for cell in (ended(one), f"{one['area']:.3f}")]
+            lines.append((TITLES[remedy], *cells))
+    titles = ("GRPO, N = 8", "collapsed, clipped", "accuracy", "collapsed, never clipped", "accuracy")
+    return f"\n{UNCLIPPED}\n{markdown_table(titles, lines)}" if lines else ""
+
+
+def _outcomes(unclipped: pd.DataFrame) -> str:
+    """Collapsed runs without clipping, by remedy; empty unless all of CLIPPED have runs."""
+    found = {TITLES[remedy]: summary(unclipped, preset="grpo", gap=GAP, remedy=remedy, N=8) for remedy in CLIPPED}
+    counts = [f"{ended(one)} with {words}" for words, one in found.items() if one is not None]
+    return ", ".join(counts) if len(counts) == len(CLIPPED) else ""
+
+
+def clipping_said(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
     """The page's paragraph on clipping; empty without the runs that it names."""
     share = clipping_of(table)
     if len(share) < 2:
@@ -102,7 +124,9 @@ def clipping_said(table: pd.DataFrame) -> str:
         "The threshold is three times an objective's median gradient norm with an exact engine, where "
         f"{exact:.0%} of the windows of the first tenth have a larger mean norm; a gap raises the norm.",
         f"At router noise 0.5 and N = 8 the shares are: {shown}.",
-        "A comparison of these arms is therefore also one of clipped and unclipped updates "
+        f"Never clipped, GRPO collapses in {outcomes} ([tables](border-tables.md#clipping))."
+        if (outcomes := _outcomes(unclipped))
+        else "A comparison of these arms is therefore also one of clipped and unclipped updates "
         "([table](border-tables.md#clipping)).",
     )
 

@@ -37,7 +37,7 @@ def markdown(study: BorderStudy, found: Sequence[Finding]) -> str:
         _sign(study.grpo), one_number.markdown(study), controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),
-        objectives.clipping_said(study.table), alarm_said(study), _limits(study),
+        objectives.clipping_said(study.table, study.unclipped), alarm_said(study), _limits(study),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 

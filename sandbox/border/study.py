@@ -13,7 +13,7 @@ from lab.ladder import seed_mean
 from sandbox.border.alarm import AlarmRule, choose
 from sandbox.border.fit import BorderFit, fit_all
 from sandbox.border.lengths import is_branch, is_on_sums
-from sandbox.border.table import on_map, runs, slower_runs, where
+from sandbox.border.table import on_map, runs, slower_runs, unclipped_runs, where
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Row
 
@@ -47,6 +47,11 @@ class BorderStudy:
     def slowed(self) -> pd.DataFrame:
         """GRPO's runs at half the learning rate, on the map's engines."""
         return where(on_map(slower_runs(self.rows, self.regime)), preset="grpo")
+
+    @cached_property
+    def unclipped(self) -> pd.DataFrame:
+        """GRPO's runs without gradient clipping."""
+        return where(unclipped_runs(self.rows, self.regime), preset="grpo")
 
     @cached_property
     def fits(self) -> list[BorderFit]:

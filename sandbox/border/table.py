@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from sandbox.claims import CLAIMS
-from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at, slower
+from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at, slower, with_free_norm
 from sandbox.ledger.cells import MAX_GRAD_NORM, NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
@@ -49,6 +49,11 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
 def slower_runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """The lines of `runs` for the map's arms at half the learning rate (claim 45)."""
     return _runs(rows, regime, {slower(arm).name: place for place, arm in _places()}, slower)
+
+
+def unclipped_runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
+    """The lines of `runs` for the map's arms without gradient clipping (claim 58)."""
+    return _runs(rows, regime, {with_free_norm(arm).name: place for place, arm in _places()}, with_free_norm)
 
 
 def _runs(

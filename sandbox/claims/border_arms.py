@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from sandbox.claims.arms import TIS, arm
+from sandbox.ledger.cells import MAX_GRAD_NORM
 from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
 from sandbox.ledger.course import COLLAPSED
 
@@ -59,7 +60,7 @@ def at(gap: str, remedy: str, n: int, preset: str = "grpo") -> Arm:
     engine, norm = GAPS[gap], NORMS[preset]
     changes = () if engine is None else (("engine.defects", engine),)
     # GRPO's clipping is that of the regime's file (configs/claims/border.yaml), so its arms need not state it.
-    changes += () if norm == "1.0" else (("algorithm.optimizer.max_grad_norm", norm),)
+    changes += () if norm == "1.0" else ((MAX_GRAD_NORM, norm),)
     changes += (TIS,) if is_weighted else ()
     words = [gap, *(["tis"] if is_weighted else [])]
     return replace(arm(preset, replay, n, name="-".join(words), changes=changes), own_cold_start=True)
@@ -75,6 +76,12 @@ def slower(arm: Arm) -> Arm:
     """The arm at half the study's learning rate."""
     changes = (*arm.changes, ("algorithm.optimizer.learning_rate", "1e-3"))
     return replace(arm, name=f"{arm.name}-slower", changes=changes)
+
+
+def with_free_norm(arm: Arm) -> Arm:
+    """The arm without gradient clipping: its threshold lies above every norm that a run has had."""
+    changes = (*(one for one in arm.changes if one[0] != MAX_GRAD_NORM), (MAX_GRAD_NORM, "1e9"))
+    return replace(arm, name=f"{arm.name}-free_norm", changes=changes)
 
 
 def of_batch(arm: Arm, num_responses: int) -> Arm:
@@ -98,7 +105,7 @@ def sums(digits: int, gap: str, remedy: str = "none", n: int = 8) -> Arm:
         ("cold_start.teacher", "columns"),
         ("algorithm.sampling.max_tokens", str(12 * digits + 4)),
         ("algorithm.optimizer.learning_rate", "5e-4"),
-        ("algorithm.optimizer.max_grad_norm", SUM_NORMS[digits]),
+        (MAX_GRAD_NORM, SUM_NORMS[digits]),
     )
     base = at(gap, remedy, n)
     return replace(base, name=f"{base.name}-sums{digits}", changes=(*base.changes, *changes))

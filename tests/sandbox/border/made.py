@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sandbox.claims import REGIMES
-from sandbox.claims.border_arms import at, slower
+from sandbox.claims.border_arms import at
 from sandbox.ledger.cells import key
+from sandbox.ledger.claim import Arm
 
 (BORDER,) = (regime for regime in REGIMES if regime.name == "border")
 NUM_WINDOWS = 20
@@ -14,11 +16,11 @@ NUM_WINDOWS = 20
 
 def rows(
     gap: str, remedy: str, n: int, num: int, num_collapsed: int = 0, *, preset: str = "grpo", kl: float = 0.3,
-    first_seed: int = 104, slowed: bool = False, series: dict[str, list[float]] | None = None,
+    first_seed: int = 104, changed: Callable[[Arm], Arm] | None = None, series: dict[str, list[float]] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """`num` rows of a place, of which the first `num_collapsed` fall to 0 after the initial accuracy of 0.3."""
     arm = at(gap, remedy, n, preset)
-    arm = slower(arm) if slowed else arm
+    arm = arm if changed is None else changed(arm)
     found = {}
     for i, seed in enumerate(range(first_seed, first_seed + num)):
         # A little apart, so that a mean over seeds has a spread.

@@ -12,6 +12,7 @@ from sandbox.border.fit import expected
 from sandbox.border.papers import SETTINGS, PaperSetting, SmallWorld, answer, length_power, rate_power, small, table
 from sandbox.border.rates import LEVEL, at_most, counted, least_power, markdown, remedies
 from sandbox.border.study import BorderStudy
+from sandbox.claims.border_arms import slower
 from tests.sandbox.border.made import BORDER, rows
 from tests.sandbox.border.test_fit import planted
 
@@ -47,10 +48,10 @@ def test_the_paragraph_has_what_each_number_expects() -> None:
 def test_the_remedies_stand_at_both_rates() -> None:
     """Collapses and accuracy at half the rate beside the map's own, and what each remedy changes within a seed."""
     fast = rows("r0.5", "none", 8, 4, 4) | rows("r0.5", "R3", 8, 3)
-    slow = rows("r0.5", "none", 8, 4, 1, slowed=True) | rows("r0.5", "R3", 8, 3, slowed=True)
+    slow = rows("r0.5", "none", 8, 4, 1, changed=slower) | rows("r0.5", "R3", 8, 3, changed=slower)
     study = BorderStudy(fast | slow, BORDER)
     assert remedies(study.grpo, study.slowed) == ""  # no run under the weight
-    study = BorderStudy(fast | slow | rows("r0.5", "tis", 8, 2, 2, slowed=True), BORDER)
+    study = BorderStudy(fast | slow | rows("r0.5", "tis", 8, 2, 2, changed=slower), BORDER)
     said = " ".join(remedies(study.grpo, study.slowed).split())
     assert "| 8 | no remedy | 1 of 4 | 0.225 (-0.014 to 0.464) | 0.000 (-0.000 to 0.000) |" in said
     assert "| 8 | R3 | 0 of 3 | 0.300 (0.300 to 0.300) | 0.300 (0.300 to 0.300) |" in said

@@ -15,7 +15,7 @@ from sandbox.border.pictures import FULL, svg
 from sandbox.border.study import WIDTH, BorderStudy, paragraph
 from sandbox.border.table import STORY
 from sandbox.border.tables_page import markdown as tables_page
-from sandbox.claims.border_arms import MAP
+from sandbox.claims.border_arms import MAP, slower, with_free_norm
 from sandbox.claims.c43_from_one_state import branch
 from sandbox.ledger.cells import key
 from tests.sandbox.border.made import BORDER, rows
@@ -145,10 +145,27 @@ def test_clipping_is_equal_only_where_the_shares_are(weighted: float, words: str
     for gap, remedy, norm in (("exact", "none", 0.2), ("r0.5", "none", 2.0), ("r0.5", "tis", weighted)):
         made |= rows(gap, remedy, 8, 2, series={"actor/grad_norm": [norm] * 20})
     study = BorderStudy(made, BORDER)
-    said = flat(objectives.clipping_said(study.table))
+    said = flat(objectives.clipping_said(study.table, study.unclipped))
     assert f"**Clipping** {words}." in said and "where 0% of the windows" in said
     assert f"GRPO with no remedy 100%; GRPO with token TIS {100 * (weighted > 1)}%" in said
-    assert "| GRPO with no remedy | 1.0 | 100% |" in objectives.clipping(study.table)
+    assert "also one of clipped and unclipped updates" in said
+    assert objectives.clipping(study.table, study.unclipped).endswith(
+        f"| GRPO with no remedy | 1.0 | 100% |\n| GRPO with token TIS | 1.0 | {100 * (weighted > 1)}% |\n"
+    )
+
+
+def test_runs_without_clipping_stand_beside_the_others() -> None:
+    """Outcomes of both, by remedy; the map, and so the fit, has only the clipped ones."""
+    clipped = rows("exact", "none", 8, 2, series={"actor/grad_norm": [0.2] * 20})
+    made = dict(clipped)
+    for remedy, num in (("none", 3), ("R2", 4), ("R3", 1), ("tis", 0)):
+        made |= rows("r0.5", remedy, 8, 4, 2, series={"actor/grad_norm": [2.0] * 20})
+        made |= rows("r0.5", remedy, 8, 4, num, changed=with_free_norm)
+    study = BorderStudy(made, BORDER)
+    assert len(study.table) == 2 + 16 and len(study.unclipped) == 16
+    said = flat(objectives.clipping_said(study.table, study.unclipped))
+    assert "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with" in said
+    assert "| R3 | 2 of 4 | 0.150 | 1 of 4 | 0.225 |" in objectives.clipping(study.table, study.unclipped)
 
 
 def test_an_entropy_path_is_the_median_over_runs() -> None:
@@ -180,7 +197,7 @@ def test_the_story_is_counted_on_fresh_seeds_apart() -> None:
 def test_a_page_has_its_rate_and_its_pictures() -> None:
     """From rows on both sides of the border, and at half the rate, both pages and all their pictures are made."""
     made = _story() | rows("r0.2", "none", 4, 12, 1, kl=0.07) | rows("r0.3", "none", 4, 12, 6, kl=0.12)
-    made |= rows("r0.5", "none", 8, 12, 11, first_seed=110) | rows("r0.5", "none", 8, 12, 0, slowed=True)
+    made |= rows("r0.5", "none", 8, 12, 11, first_seed=110) | rows("r0.5", "none", 8, 12, 0, changed=slower)
     study = BorderStudy(made, BORDER)
     said, more = flat(page(study, [])), flat(tables_page(study, [], ""))
     (border,) = re.findall(r"Where `KL x N` passes x\* = (\S+) \(\S+ to \S+\) at a learning rate of 2e-3, half", said)
