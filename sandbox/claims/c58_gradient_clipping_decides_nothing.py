@@ -35,4 +35,6 @@ CLAIM = BorderClaim(
     ),
     # 80% power for the least certain prediction (R3, of which 7% collapsed with clipping) needs 19.
     num_seeds=20,
+    # Whether training needs clipping even without a gap.
+    also=(with_free_norm(at("exact", "none", 8)),),
 )
