@@ -1,4 +1,4 @@
-"""The finding of claim 58's runs, on fresh seeds: at the border R3 stands by gradient clipping, the token weight less."""
+"""The finding of claim 58 on fresh seeds: R3 stands at the border by gradient clipping, the weight needs it less."""
 
 from __future__ import annotations
 
