@@ -23,7 +23,8 @@ NEARLY = 0.1
 
 SIDES = """## GRPO, MiniRL and GSPO
 
-At router noise 0.5: collapsed runs and the mean accuracy over the run. MiniRL's own weight is part of it.
+At router noise 0.5: collapsed runs and the mean accuracy over the run ([entropy](border-tables.md#entropy)). MiniRL's
+own weight is part of it.
 """
 
 CLIPPING = """## Clipping
@@ -33,7 +34,8 @@ table has the share of windows (a twentieth of the run each) in the first tenth 
 at router noise 0.5 unless it says exact.
 """
 
-UNCLIPPED = """Do these outcomes come from clipping? The same runs of GRPO with a threshold above every norm (claim 58):
+UNCLIPPED = """Do these outcomes come from clipping? The same runs of GRPO with a threshold above every norm (claims 58
+and 59):
 """
 
 
@@ -49,24 +51,7 @@ def sides(table: pd.DataFrame) -> str:
     if not lines:
         return ""
     titles = ("objective", *(f"N = {n}" for n in DEGREES))
-    return f"{SIDES}\n{markdown_table(titles, lines)}\n{_trend(table)}"
-
-
-def _trend(table: pd.DataFrame) -> str:
-    """The share of collapsed runs of each objective without replay, from the least N to the largest with runs."""
-    parts = []
-    for preset, words in OBJECTIVES.items():
-        own = {n: summary(table, preset=preset, gap=GAP, remedy="none", N=n) for n in DEGREES}
-        has = [(n, one) for n, one in own.items() if one is not None]
-        if len(has) > 1:
-            (n, first), (m, last) = has[0], has[-1]
-            parts.append(f"with {words} from {first['collapsed']:.0%} at N = {n} to {last['collapsed']:.0%} at N = {m}")
-    if not parts:
-        return ""
-    return paragraph(
-        f"Without replay the share of collapsed runs goes, {'; '.join(parts)} "
-        "([entropy over the run](border-tables.md#entropy))."
-    )
+    return f"{SIDES}\n{markdown_table(titles, lines)}"
 
 
 def clipping_of(table: pd.DataFrame) -> dict[str, float]:
@@ -94,11 +79,11 @@ def clipping(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
 
 def _beside_clipped(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
     lines = []
-    for remedy in CLIPPED:
-        own, free = (summary(one, preset="grpo", gap=GAP, remedy=remedy, N=8) for one in (table, unclipped))
+    for words, gap, remedy in (("an exact engine", "exact", "none"), *((TITLES[one], GAP, one) for one in CLIPPED)):
+        own, free = (summary(one, preset="grpo", gap=gap, remedy=remedy, N=8) for one in (table, unclipped))
         if own is not None and free is not None:
             cells = [cell for one in (own, free) for cell in (ended(one), f"{one['area']:.3f}")]
-            lines.append((TITLES[remedy], *cells))
+            lines.append((words, *cells))
     titles = ("GRPO, N = 8", "collapsed, clipped", "accuracy", "collapsed, never clipped", "accuracy")
     return f"\n{UNCLIPPED}\n{markdown_table(titles, lines)}" if lines else ""
 
@@ -124,7 +109,7 @@ def clipping_said(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
         "The threshold is three times an objective's median gradient norm with an exact engine, where "
         f"{exact:.0%} of the windows of the first tenth have a larger mean norm; a gap raises the norm.",
         f"At router noise 0.5 and N = 8 the shares are: {shown}.",
-        f"Never clipped, GRPO collapses in {outcomes} ([tables](border-tables.md#clipping))."
+        f"Never clipped, GRPO collapses in {outcomes} (claims 58 and 59; [tables](border-tables.md#clipping))."
         if (outcomes := _outcomes(unclipped))
         else "A comparison of these arms is therefore also one of clipped and unclipped updates "
         "([table](border-tables.md#clipping)).",

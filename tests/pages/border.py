@@ -60,12 +60,16 @@ def block(text: str) -> str:
     flat = " ".join(text.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
+    ((free_r3, free_tis),) = re.findall(
+        r"Never clipped, GRPO .* (\d+ of \d+) with R3, (\d+ of \d+) with token TIS", flat
+    )
     claims = _verdicts(text)
     bare, r2, r3, tis, exact = (own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine"))
     return (
         "- **Off policy, R3 and the token weight prevent most collapses** (counts, exploratory). With N = 8 updates\n"
         f"  per rollout and the largest gap, training collapsed in {bare} runs without a remedy, {r2} with R2,\n"
-        f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. At N = 1 the weight\n"
+        f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. Never clipped,\n"
+        f"  R3 collapses in {free_r3}, Token-TIS in {free_tis} (claim 59: {claims['59']}). At N = 1 the weight\n"
         f"  lowers accuracy (claim 46: {claims['46']}). Half of the runs without a remedy collapse at\n"
         f"  KL x N = {border} and a learning rate of {rate}; at half the rate\n"
         f"  {slower} do ([where training breaks](docs/border.md)).\n"
