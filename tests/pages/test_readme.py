@@ -32,6 +32,11 @@ def test_a_findings_numbers_stand_in_the_pages_that_it_links(finding: str) -> No
     assert numbers and [number for number in numbers if number not in pages] == []
 
 
+def test_the_league_has_as_many_objectives_as_said() -> None:
+    (count,) = re.findall(r"\[league table\]\(docs/league\.md\) of (\d+) objectives", README)
+    assert re.search(rf"^{count} of them on", (ROOT / "docs/league.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_every_link_leads_somewhere() -> None:
     """Relative links and pictures of the README are files of the checkout, and what follows a # is a heading there."""
     for path, anchor in re.findall(r"\]\(([^):#]+)(?:#([\w-]+))?\)", README):
