@@ -89,7 +89,10 @@ def _object_store(config: ScaledRun, shape: ModelShape, mean: int) -> str:
     )
     if config.cluster.address is None:
         room = config.cluster.object_store_gib
-        line += f" Ray, started by the run or its Slurm script, has {room:g} GiB; what exceeds them spills to disk"
+        line += (
+            f" Ray, started by the run or its Slurm script, has {room:g} GiB, which /dev/shm must hold (by default "
+            "half of a machine's memory, in a container 64 MB); what exceeds them spills to disk"
+        )
         is_slow = compute.push_rate(config, shape, mean) < compute.PUSH_GB_S
         line += ", which slows the push: a larger cluster.object_store_gib avoids that." if is_slow else "."
     return line

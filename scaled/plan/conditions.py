@@ -54,7 +54,8 @@ def check_engine_step(config: ScaledRun) -> None:
 
 
 def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
-    """ConfigError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines.
+    """ConfigError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines,
+    or where it is larger than the machine's memory.
 
     A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
     """
@@ -74,6 +75,12 @@ def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
         raise ConfigError(
             f"cluster.object_store_gib: expected at least {needed:.3g} for two buckets of weights of "
             f"{bucket / 2**20:.4g} MiB (cluster.bucket_mib, or the largest weight), got {has:g}"
+        )
+    # Ray refuses to start with a store above 10 GB that /dev/shm cannot hold; by default that is half of the memory.
+    if config.cluster.host_gib is not None and has > config.cluster.host_gib:
+        raise ConfigError(
+            f"cluster.object_store_gib: expected at most cluster.host_gib = {config.cluster.host_gib:g}, in whose "
+            f"memory Ray keeps the store (/dev/shm), got {has:g}"
         )
 
 

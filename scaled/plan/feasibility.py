@@ -136,7 +136,9 @@ def _largest(need: Memory) -> str:
 
 
 def _way_out(ways: list[str], last: str) -> str:
-    return f"fits with {', or '.join(ways)}" if ways else f"no single change fits: {last}, or change several"
+    if ways:
+        return f"fits with {', or '.join(ways)}"
+    return f"no single change fits: {last}, or change several; `firstorder plan CONFIG --search` lists layouts that fit"
 
 
 def _ways(

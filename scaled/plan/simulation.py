@@ -46,12 +46,12 @@ def play(
     """
     chance = chance or Chance()
     if not 0 < hours <= YEAR:
-        raise ValueError(f"hours: expected more than 0 and at most {YEAR}, got {hours:g}")
+        raise ValueError(f"--simulate: expected more than 0 and at most {YEAR} hours, got {hours:g}")
     gpus = max(config.training.num_ranks, config.rollout.num_engines * config.rollout.tensor_parallel)
     least = gpus * max(chance.restart_s, chance.engine_restart_s) / 3600
     if chance.gpu_hours_per_failure < least:
         raise ValueError(
-            f"GPU hours between two failures: expected at least {least:g}, a restart of the cluster's {gpus} GPUs, got "
+            f"--failures: expected at least {least:g} GPU hours, in which {gpus} GPUs restart once, got "
             f"{chance.gpu_hours_per_failure:g}"
         )
     played = _Play(config, shape, gpu, (mean_tokens, longest_tokens), chance, seed, Day(hours), rates)

@@ -72,8 +72,8 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--simulate", "0"), "hours: expected more than 0"),
-        (("--simulate", "1", "--failures", "1e-6"), "GPU hours between two failures: expected at least "),
+        (("--simulate", "0"), "--simulate: expected more than 0"),
+        (("--simulate", "1", "--failures", "1e-6"), "--failures: expected at least "),
         (("--failures", "5000"), "--failures: expected with --simulate HOURS, got 5000.0 without it"),
         (("--search", "--simulate", "2"), "--simulate: expected without --search, got 2 with it"),
         (("--search", "--rates", "runs/x"), "--rates: expected with --simulate HOURS, got runs/x without it"),
@@ -121,6 +121,11 @@ WAYS_OUT = [
     (["--cluster.placement", "colocated", "--rollout.num_engines", "32"],
      r"rollout\.num_engines: expected at most training\.num_ranks = 32 GPUs for colocated engines, got 32 .* = 64"),
     (["--cluster.object_store_gib", "0.5"], r"cluster\.object_store_gib: expected at least 2 for two buckets .*"),
+    (["--cluster.host_gib", "300"],
+     r"cluster\.object_store_gib: expected at most cluster\.host_gib = 300, .* the store \(/dev/shm\), got 320"),
+    (["--cluster.num_nodes", "1", "--training.num_ranks", "4", "--training.expert_parallel", "4",
+      "--rollout.num_engines", "2"],
+     r"training: .* no single change fits: take a larger GPU, or change several; `firstorder plan CONFIG --search` .*"),
     (["--cluster.placement", "colocated", "--schedule.steps_off", "1"],
      r"schedule\.steps_off: expected 0 where cluster\.placement is colocated, got 1"),
     (["--probe.num_tokens", "40000"], r"probe\.num_tokens: expected less than rollout\.max_model_len = 34816, got .*"),

@@ -194,7 +194,7 @@ def test_engines_wait_for_the_last_one() -> None:
 
 @pytest.mark.parametrize("hours", [0.0, math.nan, math.inf])
 def test_impossible_hours_are_an_error(hours: float) -> None:
-    with pytest.raises(ValueError, match="hours: expected more than 0 and at most 8760, got"):
+    with pytest.raises(ValueError, match="--simulate: expected more than 0 and at most 8760 hours, got"):
         play(recipe(), QWEN, H100, hours, 300, TOKENS)
 
 
