@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from torch import Tensor
-
 from lab.backlog import from_tensors
 from lab.beginning import input_hashes, record_process, require_same_inputs
 from lab.config.load import config_hash, to_yaml
 from lab.ending import finish
 from lab.lightning import L
 from lab.loggers import build_loggers
+from lab.overflow import Fp16Overflow, keep_overflow
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError
 from lab.records import RunFolder, manifest
@@ -24,11 +23,9 @@ from lab.tasks import DemonstratedTask, TextTask, check_vocabulary
 from lab.tasks import build as build_task
 from lab.tasks.jsonl import ProblemTask
 from lab.tasks.tokenizers import load_tokenizer
-from lab.tensor_files import write_evidence
 from sandbox.config import SandboxRun
 from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
-from sandbox.engines.formats import Fp16Overflow, overflows
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import probe
 from sandbox.model import MoE
@@ -89,7 +86,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
             _record_failure(folder, number, error)
             if error.result is not None:  # the batch of an update that failed is the evidence
                 recording.recorder.save_trace(number, error.result)
-            kept = _keep_overflow(folder, number, error) if isinstance(error, Fp16Overflow) else ""
+            kept = keep_overflow(folder.path, number, error) if isinstance(error, Fp16Overflow) else ""
             finish(config, folder)
             raise NonFiniteError(f"step {number}: {error}{kept}") from error
         finally:
@@ -102,23 +99,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
 def _record_failure(folder: RunFolder, number: int, error: NonFiniteError) -> None:
     """A row for the step that failed, where it has none: a gradient, or fp16's overflow, ends a step before its row."""
     if not folder.metrics() or folder.metrics()[-1]["step"] < number:
-        metric = "rollout_corr/k3_kl" if isinstance(error, OverflowError) else "actor/grad_norm"
-        folder.append_metrics(number, {metric: math.inf})
-
-
-def _keep_overflow(folder: RunFolder, number: int, error: Fp16Overflow) -> str:
-    """Writes the weights' values that fp16 has no number for, and their places; a clause with the file, or nothing.
-
-    `NAME.places` has a row of indices for each of `NAME.values`.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, weight in error.weights.items():
-        where = overflows(weight)
-        tensors |= {f"{name}.places": where.nonzero(), f"{name}.values": weight[where]}
-    if not tensors:  # an activation: the weights are those of the last checkpoint, or can be computed from it
-        return ""
-    path = folder.path / "evidence" / f"overflow-{number:06d}.safetensors"
-    return write_evidence(path, tensors, {"step": str(number), "format": "fp16"}, "they")
+        folder.append_metrics(number, {error.metric: math.inf})
 
 
 def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: ProgressKind) -> tuple[Learner, int]:

@@ -15,6 +15,7 @@ from lab.ending import finish
 from lab.evaluation import evaluate
 from lab.interrupts import Interrupted
 from lab.loggers import build_loggers
+from lab.overflow import Fp16Overflow, keep_overflow
 from lab.progress import ProgressKind, progress_of
 from lab.recording import NonFiniteError, RunRecorder, Scalars
 from lab.records import RunFolder
@@ -134,8 +135,10 @@ class Session:
             for step in range(first, config.num_steps):
                 self._step(step, schedule, probe, recorder, training, rollout, checkpoints)
             checkpoints.finish()
-        except ArithmeticError:
+        except ArithmeticError as error:
             checkpoints.finish()  # the ranks are alive, so the checkpoint that they are writing is whole
+            if isinstance(error, Fp16Overflow):  # of the push before the first step; `_step` has those of the others
+                raise NonFiniteError(f"{error}{keep_overflow(folder.path, first, error)}") from error
             raise
         except Interrupted:
             rollout.close()  # else `schedule.close` waits for a batch: minutes, where Slurm kills after 30 s
@@ -170,11 +173,12 @@ class Session:
                 result = schedule.step(step)
         except NonFiniteError as error:  # not a ProbeError, of weights that an earlier step made
             # The verdict reads the end of the run from this row; without it the run would only look cut short.
-            self.folder.append_metrics(step + 1, {"actor/grad_norm": math.inf})
+            self.folder.append_metrics(step + 1, {error.metric: math.inf})
             if error.result is not None:  # the batch of an update that failed is the evidence
                 recorder.save_trace(step + 1, error.result)
+            kept = keep_overflow(self.folder.path, step + 1, error) if isinstance(error, Fp16Overflow) else ""
             self._finish(checkpoints)
-            raise
+            raise NonFiniteError(f"step {step + 1}: {error}{kept}") from error
         except ProbeError as error:
             if error.step is not None:  # the step is whole, and its row is the evidence
                 recorder.append(step + 1, error.step.metrics | dict(self.meter.take()))

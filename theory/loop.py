@@ -53,9 +53,11 @@ class NonFiniteError(ArithmeticError):
     """A metric, a log-probability or a gradient that is NaN or infinite; the message names it.
 
     `result` is that of the global step whose update raised it, with the metrics up to then; None for other errors.
+    `metric` is the one that the step's row has in its place.
     """
 
     result: StepResult | None = None
+    metric: str = "actor/grad_norm"
 
 
 def global_step(

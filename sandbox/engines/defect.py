@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lab.overflow import Fp16Overflow, Overflow
 from lab.report.style import number
 from lab.strict import Strict
-from sandbox.engines.formats import Fp16Overflow
 from sandbox.kernels.numerics import EXACT, Numerics
 from theory.contracts import NamedTensors
 
@@ -109,7 +109,7 @@ def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iter
     for name, tensor in named_tensors:
         # By dtype too: a stack would widen the narrower ones.
         groups[tensor.shape, tensor.dtype].append((name, tensor))
-    overflowing: dict[str, Tensor] = {}
+    overflowing: dict[str, Overflow] = {}
     for group in groups.values():
         names = [name for name, _ in group]
         stacked = torch.stack([tensor for _, tensor in group])
@@ -121,7 +121,7 @@ def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iter
             continue
         yield from zip(names, stacked.unbind(), strict=True)
     if overflowing:
-        raise Fp16Overflow.of(overflowing.items())
+        raise Fp16Overflow.of(overflowing)
 
 
 BREAKS_NONE: frozenset[Link] = frozenset()

@@ -7,7 +7,6 @@ a block becomes the format's largest value. Letters: r, c rows and columns of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -15,45 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from lab.recording import NonFiniteError
+from lab.overflow import Fp16Overflow
 
 ScaledFormat = Literal["fp8_e4m3", "int8", "int4"]
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 INT_MAX = {"int8": 127.0, "int4": 7.0}  # symmetric: -128 and -8 are not used
-
-
-FP16_MAX = 65504
-NAMED = 3
-"""The most weights that the line of an overflow names."""
-
-
-class Fp16Overflow(NonFiniteError, OverflowError):
-    """A magnitude that fp16 has no number for; the engine's log-probabilities would not be finite.
-
-    `weights` are those with such values, by name, before the cast; empty where an activation overflows.
-    """
-
-    def __init__(self, largest: float, weights: Mapping[str, Tensor] | None = None):
-        self.largest, self.weights = largest, dict(weights or {})
-        super().__init__(f"fp16: expected magnitudes of at most {FP16_MAX}, got {largest:.6g}{self._where()}")
-
-    def _where(self) -> str:
-        found = {name: int(overflows(x).sum()) for name, x in self.weights.items()}
-        counts = [f"{number} value{'s' * (number != 1)} of {name}" for name, number in found.items()]
-        more = [f"some of {len(counts) - NAMED} more weights"] if len(counts) > NAMED else []
-        return f" ({', '.join(counts[:NAMED] + more)})" if counts else ""
-
-    @staticmethod
-    def of(named_tensors: Iterable[tuple[str, Tensor]]) -> Fp16Overflow:
-        """The error of these weights, some of which overflow."""
-        weights = {name: x for name, x in named_tensors if bool(overflows(x).any())}
-        return Fp16Overflow(max(x[overflows(x)].abs().max().item() for x in weights.values()), weights)
-
-
-def overflows(x: Tensor) -> Tensor:
-    """The places of x, as a mask, whose finite values fp16 has no number for."""
-    return x.to(torch.float16).isinf() & ~x.isinf()
 
 
 def round_bf16(x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from lab.hf.families import UNQUANTISED
+from lab.overflow import Fp16Overflow, overflowing
 from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding
 from sandbox.engines.formats import (
-    Fp16Overflow,
     amax_of_blocks,
     amax_of_rows,
     round_bf16,
@@ -81,7 +81,7 @@ class WeightPrecision(Defect):
             try:
                 return round_fp16(stacked)
             except Fp16Overflow:
-                raise Fp16Overflow.of(zip(names, stacked, strict=True)) from None
+                raise Fp16Overflow.of(overflowing(zip(names, stacked, strict=True))) from None
         form = self.format
         return round_large(names, stacked, lambda large: round_scaled(large, form, self._amax(large)))
 

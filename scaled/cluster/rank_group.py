@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from lab.overflow import Fp16Overflow, Overflow
 from lab.ray_session import fetch, wait
 from scaled.cluster.actors import ActorGroup
 from scaled.cluster.interface import address_of, listening, store
@@ -189,8 +190,12 @@ class ScoringGroup(ActorGroup):
         return [unpack_apart(answers[i], [stored], self, i) for i, (_, stored) in enumerate(refs)]
 
     def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
-        """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others."""
+        """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others.
+
+        Raises Fp16Overflow, with the weights of all ranks, once all have sent theirs.
+        """
         ranks = {stream: i for i, stream in enumerate(streams)}
+        overflowing: dict[str, Overflow] = {}
         while ranks:
             done = wait(list(ranks), self.limits.push)
             self._require(done, "export", ranks.values())
@@ -203,8 +208,16 @@ class ScoringGroup(ActorGroup):
                     # A failed rank's last reference is its error, in place of a bucket or of a size.
                     num_bytes: Any = fetch(next(stream, bucket))
                 except RayError as error:
-                    self._raise(error, ranks[stream])
+                    cause = getattr(error, "cause", error)
+                    if not isinstance(cause, Fp16Overflow):
+                        self._raise(error, ranks[stream])
+                    # This rank has sent all its weights (`quantised`). The others must end their export, too.
+                    overflowing |= cause.weights
+                    del ranks[stream]
+                    continue
                 yield bucket, num_bytes
+        if overflowing:
+            raise Fp16Overflow.of(overflowing)
 
     def _gather(self, method: str, refs: list[Any]) -> list[Any]:
         """All answers in order; the first error is raised as soon as it arrives."""

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 from lab.hf import ModelShape, Shape
+from lab.overflow import Fp16Overflow, Overflow, overflowing
 from scaled.config import PrecisionBlock, RolloutBlock
 
 BLOCK = 128
@@ -50,16 +51,37 @@ def quantised(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionB
     """The tensors sent to an engine of this precision, one weight at a time; the input is whole weights, never shards.
 
     fp8_block: `weight` e4m3 and `weight_scale_inv` fp32; int8: `weight` and `weight_scale` fp32; all that is not
-    quantised: the compute type. A router's selection bias stays as it is: it is added in fp32.
+    quantised: the compute type. A router's selection bias stays as it is: it is added in fp32. Raises Fp16Overflow,
+    with all weights that fp16 cannot hold, after the last tensor: ranks send theirs together.
     """
-    dtype = DTYPES[precision.compute]
+    cast = _Cast(precision)
     for name, tensor in named_tensors:
         if precision.weights == "same" or not is_quantised(name):
-            yield name, tensor if name.endswith("e_score_correction_bias") else tensor.to(dtype)
+            yield name, tensor if name.endswith("e_score_correction_bias") else cast(name, tensor)
             continue
         weight_OI, scale = block_fp8(tensor) if precision.weights == "fp8_block" else channel_int8(tensor)
         yield name, weight_OI
         yield name + SCALES[precision.weights], scale
+    cast.check()
+
+
+class _Cast:
+    """Tensors in the compute type, and those that it cannot hold: of fp16 alone, as bf16 has the exponents of fp32."""
+
+    def __init__(self, precision: PrecisionBlock):
+        self._dtype = DTYPES[precision.compute]
+        self._overflowing: dict[str, Overflow] = {}
+
+    def __call__(self, name: str, tensor: Tensor) -> Tensor:
+        cast = tensor.to(self._dtype)
+        if self._dtype == torch.float16 and bool(cast.isinf().any()):
+            self._overflowing |= overflowing([(name, tensor)])
+        return cast
+
+    def check(self) -> None:
+        """Raises Fp16Overflow with all weights that were cast and overflow."""
+        if self._overflowing:
+            raise Fp16Overflow.of(self._overflowing)
 
 
 @dataclass(frozen=True)
@@ -86,15 +108,19 @@ def sent(weights: Mapping[str, Shape], precision: PrecisionBlock) -> dict[str, S
 
 
 def rounded(named_tensors: Iterable[tuple[str, Tensor]], precision: PrecisionBlock) -> Iterator[tuple[str, Tensor]]:
-    """The weights that `quantised` tensors stand for, in the compute type; each weight's scale must follow it."""
-    dtype = DTYPES[precision.compute]
+    """The weights that `quantised` tensors stand for, in the compute type; each weight's scale must follow it.
+
+    Raises Fp16Overflow as `quantised`: kernels that multiply by the scale in fp32 would hold these weights.
+    """
+    cast = _Cast(precision)
     tensors = iter(named_tensors)
     for name, tensor in tensors:
         if precision.weights == "same" or not is_quantised(name):
             yield name, tensor
             continue
         _, scale = next(tensors)
-        yield name, dequantised(tensor, scale).to(dtype)
+        yield name, cast(name, dequantised(tensor, scale))
+    cast.check()
 
 
 def block_fp8(weight_OI: Float[Tensor, "O I"]) -> tuple[Tensor, Float[Tensor, "o i"]]:

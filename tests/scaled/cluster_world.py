@@ -22,7 +22,8 @@ from sandbox.model.checkpoint import load
 from sandbox.training.engine import SandboxTrainingEngine
 from scaled.cluster.engine_actor import OneByOne
 from scaled.cluster.rank_group import Assembly
-from scaled.config import ScaledRun
+from scaled.config import PrecisionBlock, ScaledRun
+from scaled.vllm_engine.quantize import quantised
 from tests.contracts import worlds
 from theory.algorithm import Algorithm
 from theory.contracts import MiniBatch, NamedTensors, Prompt, Response, Rollouts, Sampling, TokenScores, UpdateStats
@@ -253,3 +254,9 @@ def signed(named_tensors: NamedTensors) -> NamedTensors:
     """The weights in bf16, after the number of the process that converts them."""
     yield f"process {os.getpid()}", torch.zeros(0)
     yield from rounded(named_tensors)
+
+
+def enlarged(named_tensors: NamedTensors) -> NamedTensors:
+    """The weights in fp16, after a weight of this process that fp16 cannot hold."""
+    first = (f"process {os.getpid()}", torch.tensor([1.0, -7e4]))
+    yield from quantised([first, *named_tensors], PrecisionBlock(compute="fp16"))

@@ -17,6 +17,7 @@ import pytest
 import ray
 import torch
 
+from lab.overflow import Fp16Overflow
 from scaled.cluster import rank_group, ray_cluster
 from scaled.cluster.rank_group import RankDied
 from scaled.cluster.ray_cluster import Cluster, Worker
@@ -151,6 +152,21 @@ def test_every_rank_converts_what_it_yields(ranks: TrainingGroup) -> None:
         found = dict(tensors_of([reference for reference, _ in stored(tensors, world.BUCKET, world.signed)]))
         assert {name for name in found if name not in plain} == {f"process {pid}" for pid in pids}
         assert all(torch.equal(found[name], tensor.bfloat16()) for name, tensor in plain.items())
+
+
+def test_weights_that_fp16_cannot_hold_are_those_of_all_ranks(ranks: TrainingGroup) -> None:
+    """Ranks whose weights overflow end their export together: one error has the names, places and values of all, and
+    the ranks answer again."""
+    plain = {name: tensor.clone() for name, tensor in ranks.named_tensors()}
+    with pytest.raises(Fp16Overflow) as raised:
+        list(stored(ranks.named_tensors(), world.BUCKET, world.enlarged))
+    names = {f"process {pid}" for pid in ranks.pids()}
+    assert set(raised.value.weights) == names
+    for name in names:
+        found = raised.value.weights[name]
+        assert (found.places.tolist(), found.values.tolist()) == ([[1]], [-7e4])
+        assert f"1 value of {name}" in str(raised.value)
+    assert {name: tensor.clone() for name, tensor in ranks.named_tensors()}.keys() == plain.keys()
 
 
 def test_ranks_hand_over_gates_with_the_predictor_by_reference(ranks: TrainingGroup) -> None:

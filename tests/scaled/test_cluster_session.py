@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ray.util.placement_group import PlacementGroup
+from safetensors.torch import load_file
 
 from lab.interrupts import Interrupted
 from lab.recording import NonFiniteError, RunRecorder
@@ -25,7 +28,8 @@ from scaled.cluster.saving import Checkpoints
 from scaled.cluster.schedule import Synchronous
 from scaled.cluster.training_group import TrainingGroup
 from scaled.cluster.transfer import Meter
-from scaled.config import ScaledRun, ScheduleBlock
+from scaled.config import PrecisionBlock, ScaledRun, ScheduleBlock
+from scaled.vllm_engine.quantize import quantised
 from tests.scaled import cluster_world
 from tests.scaled.schedule_world import world
 from theory.contracts import Sampling
@@ -110,10 +114,11 @@ def test_a_collapse_seals_the_checkpoint_that_is_being_written(monkeypatch: pyte
     assert events[2:] == ["hashes"]
 
 
-def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The step's row, then its tokens and scores as a trace, though none is due, and both before the hashes."""
-    events: list[tuple[list[int], int]] = []
-    folder = RunFolder(tmp_path)
+def fifth_step(
+    events: list[tuple[list[int], int]], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Callable[[], None], Any, Any]:
+    """A session's step 5 over the sandbox's engines, its learner and its engine; its end adds the rows' steps and the
+    number of traces to `events`."""
 
     def ended(config, run):
         events.append(([row["step"] for row in run.metrics()], len(run.traces())))
@@ -129,6 +134,16 @@ def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.Monke
     recorder = RunRecorder(config, folder, lambda number: {}, None)
     checkpoints = object.__new__(Checkpoints)
     checkpoints.finish = lambda: None
+    probe, ranks, engines = object.__new__(Probe), object.__new__(TrainingGroup), object.__new__(RolloutGroup)
+    ranks.actors = engines.actors = []
+    return partial(one._step, 4, schedule, probe, recorder, ranks, engines, checkpoints), learner, engine
+
+
+def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The step's row, then its tokens and scores as a trace, though none is due, and both before the hashes."""
+    events: list[tuple[list[int], int]] = []
+    folder = RunFolder(tmp_path)
+    step, learner, _ = fifth_step(events, folder, monkeypatch)
     real, updates = learner.update, []
 
     def poisoned(*given: Any) -> Any:
@@ -138,14 +153,34 @@ def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.Monke
         return real(*given)
 
     monkeypatch.setattr(learner, "update", poisoned)
-    probe, ranks, engines = object.__new__(Probe), object.__new__(TrainingGroup), object.__new__(RolloutGroup)
-    ranks.actors = engines.actors = []
-    with pytest.raises(NonFiniteError, match=r"^actor/grad_norm is nan"):
-        one._step(4, schedule, probe, recorder, ranks, engines, checkpoints)
+    with pytest.raises(NonFiniteError, match=r"^step 5: actor/grad_norm is nan"):
+        step()
     assert events == [([5], 1)]
     trace = Trace.load(folder.traces()[0])
-    assert trace.step == 5 and len(trace) == recipe.num_prompts * recipe.num_responses
-    assert sum(len(given[0].rollouts) for given in updates) == len(trace)
+    assert trace.step == 5 and len(trace) == len(updates[0][0].rollouts) + len(updates[1][0].rollouts)
+
+
+def test_weights_that_fp16_cannot_hold_leave_their_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A push of weights beyond fp16 ends the run in one line: step, weight and the file with values and places; the
+    step's row says that log mu would not be finite."""
+    events: list[tuple[list[int], int]] = []
+    folder = RunFolder(tmp_path)
+    step, _, engine = fifth_step(events, folder, monkeypatch)
+    load = engine.load_weights
+
+    def pushed(named: Any, version: int) -> None:
+        grown = ((name, tensor * 1e6 if name == "model.norm.weight" else tensor) for name, tensor in named)
+        load(quantised(grown, PrecisionBlock(compute="fp16")), version)
+
+    monkeypatch.setattr(engine, "load_weights", pushed)
+    with pytest.raises(NonFiniteError) as raised:
+        step()
+    path = tmp_path / "evidence" / "overflow-000005.safetensors"
+    line = str(raised.value)
+    assert line.startswith("step 5: fp16: expected magnitudes of at most 65504, got ")
+    assert line.endswith(f" (32 values of model.norm.weight); they are in {path}") and "\n" not in line
+    assert load_file(path)["model.norm.weight.places"].flatten().tolist() == list(range(32))
+    assert events == [([5], 0)] and folder.metrics()[0]["non_finite"] == ["rollout_corr/k3_kl"]
 
 
 def test_a_failed_probe_leaves_its_evidence_in_the_runs_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.hf import ModelShape, config_fields, parse_shape
+from lab.overflow import Fp16Overflow
 from sandbox.model import MoE
 from sandbox.model.checkpoint import to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
@@ -193,3 +194,35 @@ def test_batch_invariance_is_vllms_own_switch(monkeypatch, asked, expected):
     assert os.environ["VLLM_BATCH_INVARIANT"] == expected
     if asked is not None:
         assert envs.VLLM_BATCH_INVARIANT is asked
+
+
+@pytest.mark.parametrize("weights", ["same", "fp8_block"])
+def test_weights_that_fp16_cannot_hold_are_named(weights):
+    """All tensors are sent, and then one error names those that overflow, with their values before the cast and the
+    places; a weight in fewer bits only where the engine multiplies its scale in. No other format overflows."""
+    named = {name: torch.ones(128, 128) for name in ("a.mlp.gate.weight", "a.q_proj.weight", "model.norm.weight")}
+    named["a.mlp.gate.weight"][2, 3], named["model.norm.weight"][0, 0] = -7e4, 65504.0
+    named["a.mlp.gate.weight"][4, 5], named["a.q_proj.weight"][7, 1] = float("inf"), 1e6
+    kept: list[tuple[str, torch.Tensor]] = []
+
+    def caught(tensors) -> Fp16Overflow:
+        kept.clear()
+        with pytest.raises(Fp16Overflow) as raised:
+            kept.extend(tensors)
+        return raised.value
+
+    precision = PrecisionBlock(compute="fp16", weights=weights)
+    found = caught(quantize.quantised(named.items(), precision))
+    assert [name for name, _ in kept] == list(quantize.sent(dict.fromkeys(named, (128, 128)), precision))
+    names = ["a.mlp.gate.weight", "a.q_proj.weight"] if weights == "same" else ["a.mlp.gate.weight"]
+    assert list(found.weights) == names
+    gate = found.weights["a.mlp.gate.weight"]
+    assert (gate.num, gate.places.tolist(), gate.values.tolist()) == (1, [[2, 3]], [-7e4])
+    assert "got 70000 (1 value of a.mlp.gate.weight)" in str(found) or weights == "same"
+    if weights == "fp8_block":
+        found = caught(quantize.rounded(list(kept), precision))
+        # The largest of a block is on its grid: 448 scales of 1e6 / 448.
+        assert list(found.weights) == ["a.q_proj.weight"] and found.weights["a.q_proj.weight"].num == 1
+        assert [name for name, _ in kept] == list(named)
+    for compute in ("bf16", "fp32"):
+        list(quantize.quantised(named.items(), PrecisionBlock(compute=compute, weights=weights)))
