@@ -83,8 +83,8 @@ def _object_store(config: ScaledRun, shape: ModelShape, mean: int) -> str:
     pushed, updated = host_memory.stored_bytes, host_memory.most_stored_bytes
     sizes = [sum(at(config, shape, n).values()) / GIB for at in (pushed, updated) for n in (mean, None)]
     line = (
-        f"At a push each machine's object store holds {', '.join(pushed(config, shape))}: {sizes[0]:,.3g} GiB at the "
-        f"mean length, {sizes[1]:,.3g} at full length; after the updates it held {sizes[2]:,.3g}, at full length "
+        f"At a push the fullest object store holds {', '.join(pushed(config, shape))}: {sizes[0]:,.3g} GiB at the mean "
+        f"length, {sizes[1]:,.3g} at full length; after the updates it held {sizes[2]:,.3g}, at full length "
         f"{sizes[3]:,.3g}. The driver has none of it."
     )
     if config.cluster.address is None:

@@ -1,6 +1,6 @@
 """CPU memory of one machine in a global step, in bytes, and the part of it that lies in Ray's object store.
 
-memory.py has the memory of the GPUs.
+The machine is the one that has most: with ranks, with engines, or with both. memory.py has the memory of the GPUs.
 
 A checkpoint of sharded optimizer states (`training.distributed_optimizer`) is written by few ranks, as
 `megatron_engine.optimizer_states` asks for Megatron-core's `fully_reshardable` format, gathered over gloo (0.16.1,
@@ -13,11 +13,13 @@ is not counted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import engine_memory, in_progress, payloads
+from scaled.plan.machines import Machine, machines, with_ranks
 from scaled.plan.memory import GIB, Memory
 from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters
 
@@ -35,84 +37,129 @@ GATHERED = 12
 
 
 def stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
-    """Bytes in one machine's object store at a push, by name: those of the step, and the weights that engines load.
+    """Bytes in the object store of the machine that has most at a push, by name: those of the step, and the weights
+    that engines load.
 
     The updates' own records are gone by then, unless training continues during the push (from two steps off on).
     Sequences have `num_tokens` tokens on average, by default full length.
     """
-    parts = _of_step(config, shape, num_tokens, has_updates=config.schedule.steps_off > 1)
-    return _stored(parts) | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+    return _most_stored(config, shape, num_tokens, has_updates=config.schedule.steps_off > 1)
 
 
 def most_stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
     """The same after the last update of a step, when the store holds most."""
-    parts = _of_step(config, shape, num_tokens, has_updates=True)
-    return _stored(parts) | {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+    return _most_stored(config, shape, num_tokens, has_updates=True)
 
 
-def _stored(parts: dict[str, int]) -> dict[str, int]:
-    return {name: parts[name] for name in STORED if name in parts}
+def _most_stored(
+    config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool
+) -> dict[str, int]:  # fmt: skip
+    found = [stored_on(machine, config, shape, num_tokens, has_updates) for machine in machines(config)]
+    return max(found, key=lambda parts: sum(parts.values()))
 
 
-def stored_routes(config: ScaledRun, shape: ModelShape, num_tokens: int, has_updates: bool = True) -> int:
-    """Bytes of routing records in one machine's object store, `num_tokens` tokens a sequence.
+def stored_on(
+    machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool
+) -> dict[str, int]:
+    """The same on this machine, after a step's last update or without the records of its updates."""
+    parts = _of_step(machine, config, shape, num_tokens, has_updates)
+    return {name: parts[name] for name in STORED if name in parts} | _pushed(machine, config, shape)
 
-    mu's record is counted whole, since ranks fetch their rows of it, and so are those of the batches that are sampled
-    ahead. It has every response in progress: an object with a row that somebody needs stays whole. The ranks' records
+
+def _pushed(machine: Machine, config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """Engines fetch all weights to their machine; those of ranks have what their ranks sent."""
+    whole = engine_memory.engine_weights(config, shape)
+    return {LAST_PUSH: whole if machine.engine_share else -(-whole // with_ranks(config))}
+
+
+def _of_mu(machine: Machine, config: ScaledRun) -> float:
+    """How many batches' records of mu lie in a machine's object store, its share of each added up.
+
+    Engines keep what they sample, also for the batches ahead. Ranks fetch the batch that they train on: an object has
+    the responses of a group, which are dealt out to replicas, so that nearly all objects go to each machine of ranks.
+    """
+    ahead = config.schedule.steps_off * machine.engine_share
+    return ahead + (1 if machine.has_ranks else machine.engine_share)
+
+
+def stored_routes(
+    machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int, has_updates: bool = True
+) -> int:
+    """Bytes of routing records in a machine's object store, `num_tokens` tokens a sequence.
+
+    mu's have every response in progress: an object with a row that somebody needs stays whole. The ranks' records
     are old's natural experts, the experts that old used where it replays or predicts, and, after the updates, pi's:
     each machine has its share.
     """
     algorithm = config.algorithm.build()
     rows = algorithm.num_prompts * algorithm.num_responses * num_tokens
-    rows_of_mu = in_progress.responses_in_progress(config) * num_tokens
-    machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
-    of_mu = 1 + config.schedule.steps_off
-    of_ranks = (1 if algorithm.passes.old == "natural" else 2) + has_updates
+    of_mu = payloads.routing_bytes(shape, in_progress.responses_in_progress(config) * num_tokens)
+    of_ranks = (1 if algorithm.passes.old == "natural" else 2) + has_updates if machine.has_ranks else 0
     of_ranks *= payloads.routing_bytes(shape, rows)
-    return of_mu * payloads.routing_bytes(shape, rows_of_mu) + -(-of_ranks // machines)
+    return math.ceil(_of_mu(machine, config) * of_mu) + -(-of_ranks // with_ranks(config))
 
 
 def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> Memory:
-    """CPU memory of a machine for one global step whose sequences have `num_tokens` tokens on average.
+    """CPU memory of the machine that needs most for a global step of sequences of `num_tokens` tokens on average.
 
-    By default that is the worst case, rollout.max_model_len. Parts of a checkpoint are those of the machine that has
-    most of it (`saving`), all others those of every machine, after the last update.
+    By default that is the worst case, rollout.max_model_len. Parts of a checkpoint are those of the machine of ranks
+    that has most of it (`saving`), all others those after the last update.
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
-    predictor, and mu's likeliest tokens with log pi_old are whole on every machine, once, in memory that its ranks
-    share. The driver's own copy of tokens, on its machine, is not counted; of features and scores it has none. Router
-    logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines of the
-    ranks that made them, and so do pi's router scores.
+    predictor, and mu's likeliest tokens with log pi_old are whole on every machine of ranks, once, in memory that its
+    ranks share. The driver's own copy of tokens, on its machine, is not counted; of features and scores it has none.
+    Router logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines
+    of the ranks that made them, and so do pi's router scores.
     """
-    return Memory("host", _of_step(config, shape, num_tokens, has_updates=True) | saving(config, shape))
+    return _largest("host", [_in_step(machine, config, shape, num_tokens) for machine in machines(config)])
 
 
-def _of_step(config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool) -> dict[str, int]:
-    """Bytes after the old pass, with the answers of all updates or with none."""
+def _in_step(machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int | None) -> dict[str, int]:
+    """A machine's bytes of a step and its checkpoint, without the weights of the last push."""
+    step = _of_step(machine, config, shape, num_tokens, has_updates=True)
+    return step | saving(config, shape) if machine.has_ranks else step
+
+
+def _largest(where: str, found: list[dict[str, int]]) -> Memory:
+    return max((Memory(where, parts) for parts in found), key=lambda memory: memory.total)
+
+
+def _of_step(
+    machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool
+) -> dict[str, int]:
+    """A machine's bytes after the old pass, with the answers of all updates or with none."""
     algorithm, parts = config.algorithm.build(), {}
-    responses = algorithm.num_prompts * algorithm.num_responses
     length = config.rollout.max_model_len if num_tokens is None else num_tokens
-    machines = -(-config.training.num_ranks // config.cluster.gpus_per_node)
     if shape.moe_layers:
-        passes = (not algorithm.passes.trains_predictor) + has_updates
-        if passes:
-            rows = passes * responses * algorithm.num_feature_rows(responses)
-            parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // machines)
         # In every mode: engines and ranks record without being asked, and metrics compare the records.
-        parts["routing records"] = stored_routes(config, shape, length, has_updates)
+        parts["routing records"] = stored_routes(machine, config, shape, length, has_updates)
     if algorithm.passes.trains_predictor:
         b = ELEMENT_BYTES[config.training.precision]
         positions = min(algorithm.predictor.num_positions, length)
-        parts["router features"] = payloads.feature_bytes(shape, positions, responses, b)
+        size = payloads.feature_bytes(shape, positions, algorithm.num_prompts * algorithm.num_responses, b)
+        # Mu's, as its routes, where the rollout is predicted; else old's.
+        is_of_mu = algorithm.passes.rollout == "predicted"
+        parts["router features"] = math.ceil(size * (_of_mu(machine, config) if is_of_mu else machine.has_ranks))
+    return parts | (_of_ranks(config, shape, length, has_updates) if machine.has_ranks else {})
+
+
+def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bool) -> dict[str, int]:
+    """The bytes of a step that machines of ranks alone have."""
+    algorithm, parts = config.algorithm.build(), {}
+    responses, num_machines = algorithm.num_prompts * algorithm.num_responses, with_ranks(config)
+    passes = (not algorithm.passes.trains_predictor) + has_updates
+    if shape.moe_layers and passes:
+        rows = passes * responses * algorithm.num_feature_rows(responses)
+        parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // num_machines)
     if algorithm.objective.uses_router_shift:
         scores = payloads.routing_bytes(shape, responses * length, payloads.SCORE_BYTES)
         # Pi's are of one mini-batch, on the machines of the ranks that made them.
-        of_pi = -(-scores // (algorithm.num_minibatches * machines)) if has_updates else 0
+        of_pi = -(-scores // (algorithm.num_minibatches * num_machines)) if has_updates else 0
         parts["router scores of old and pi"] = scores + of_pi
     if config.schedule.steps_off > 1:
         # Without the version that engines hold, which every run keeps in the store for an engine's replacement.
         waiting = (config.schedule.steps_off - 1) * engine_memory.engine_weights(config, shape)
-        parts["weights that wait for engines"] = -(-waiting // machines)
+        parts["weights that wait for engines"] = -(-waiting // num_machines)
     num_top, tokens = algorithm.objective.num_top, responses * min(algorithm.max_tokens, length)
     if num_top > 0 and has_updates:  # they travel with every pass, and do not stay
         old = 4 * min(num_top, shape.vocab_size) * tokens
@@ -194,7 +241,7 @@ def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     the largest one, taken as the embedding or the head of the first and last stage. Engines' weights stay in the object
     store, for ranks may be replaced while engines live.
     """
-    training, found = config.training, {LAST_PUSH: engine_memory.engine_weights(config, shape)}
+    training, found = config.training, dict[str, int]()
     if training.distributed_optimizer:
         ranks = [sum(GATHERED * part.num_weights for part in parts) for parts in _parts_of_ranks(shape, training)]
         found["optimizer states that are read, whole in every rank"] = _most(config, ranks)
@@ -202,13 +249,16 @@ def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         copies = [2 * 4 * table * (stage in (0, stages - 1)) for stage in range(stages)]
         of_stage = training.num_ranks // stages
         found["the reader's copies of a tensor"] = _most(config, [size for size in copies for _ in range(of_stage)])
-    return Memory("loading a checkpoint", found)
+    every = [_pushed(one, config, shape) | (found if one.has_ranks else {}) for one in machines(config)]
+    return _largest("loading a checkpoint", every)
 
 
 def host_pools(config: ScaledRun, shape: ModelShape) -> tuple[Memory, Memory]:
-    """CPU memory of a machine in a global step, with its checkpoint and the object store, and while it loads one."""
-    step = Memory("a step and its checkpoint", host_memory(config, shape).parts | most_stored_bytes(config, shape))
-    return step, loading_memory(config, shape)
+    """CPU memory of the machine that needs most: in a global step, with its checkpoint and the object store, and while
+    ranks load one."""
+    every = [_in_step(one, config, shape, None) | _pushed(one, config, shape) for one in machines(config)]
+    steps = [Memory("a step and its checkpoint", parts) for parts in every]
+    return max(steps, key=lambda step: in_memory(config, step).total), loading_memory(config, shape)
 
 
 def peak_host_memory(config: ScaledRun, shape: ModelShape) -> Memory:
@@ -237,5 +287,5 @@ def _most(config: ScaledRun, of_ranks: list[int]) -> int:
 
 __all__ = [
     "host_memory", "host_pools", "in_memory", "loading_memory", "most_stored_bytes", "peak_host_memory", "saving",
-    "stored_bytes", "stored_routes",
+    "stored_bytes", "stored_on", "stored_routes",
 ]  # fmt: skip

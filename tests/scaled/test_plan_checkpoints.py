@@ -13,6 +13,7 @@ from sandbox.model import ModelConfig, MoE, checkpoint
 from scaled.config import ModelBlock, ScaledRun, TrainingBlock
 from scaled.model_shape import load_shape
 from scaled.plan import feasibility
+from scaled.plan.engine_memory import engine_weights
 from scaled.plan.hardware import gpu_named
 from scaled.plan.host_memory import (
     LAST_PUSH,
@@ -20,11 +21,11 @@ from scaled.plan.host_memory import (
     host_pools,
     in_memory,
     loading_memory,
-    most_stored_bytes,
     peak_host_memory,
     saving,
-    stored_bytes,
+    stored_on,
 )
+from scaled.plan.machines import machines as plan_machines
 from scaled.plan.memory import GIB
 from scaled.plan.parameters import rank_parameters
 from tests.scaled.megatron_world import free_ports, in_turn, spawn
@@ -158,7 +159,9 @@ def test_a_machine_that_is_too_small_is_a_misfit() -> None:
 def test_what_spills_takes_no_memory() -> None:
     """The object store counts with its content, and with its size where the content exceeds it; a cluster that runs
     already has a store of an unknown size."""
-    stored = sum(most_stored_bytes(loaded("qwen3_30b_a3b", *MACHINE), QWEN).values())
+    plain = loaded("qwen3_30b_a3b", *MACHINE)
+    of_ranks = plan_machines(plain)[0]  # the machine that needs most: a checkpoint outweighs what engines fetch
+    stored = sum(stored_on(of_ranks, plain, QWEN, None, has_updates=True).values())
 
     def step(*words: str) -> int:
         config = loaded("qwen3_30b_a3b", *MACHINE, *words)
@@ -170,10 +173,10 @@ def test_what_spills_takes_no_memory() -> None:
 
 
 def test_loading_may_be_what_a_machine_must_hold() -> None:
-    """Where few ranks write and all read whole states, the load is the larger: its own parts, and the weights that
-    engines keep in the store."""
+    """Where few ranks write and all read whole states, the load is the larger: its own parts, and the share of the
+    engines' weights that a machine of ranks keeps in the store."""
     words = ("--algorithm.batch.num_prompts", "8", "--training.tensor_parallel", "1", "--cluster.num_nodes", "8")
     config = loaded("qwen3_30b_a3b", *words, "--training.expert_parallel", "4")
     step, load = host_pools(config, QWEN)
     assert step.total < load.total == peak_host_memory(config, QWEN).total
-    assert load.parts[LAST_PUSH] == stored_bytes(config, QWEN)[LAST_PUSH]
+    assert load.parts[LAST_PUSH] == -(-engine_weights(config, QWEN) // 4)

@@ -173,7 +173,7 @@ def test_the_object_stores_sentence_has_the_pushs_rate(capsys):
         code, out, _ = plan(capsys, "--cluster.object_store_gib", room, "--json")
         found = json.loads(out)
         (push,) = (line for line in found["assumptions"] if "; a push" in line)
-        (store,) = (line for line in found["assumptions"] if "each machine's object store" in line)
+        (store,) = (line for line in found["assumptions"] if "the fullest object store" in line)
         assert code == 0 and f"; a push {rate} GB/s, " in push and store.endswith(end)
         assert "routing records, the weights of the last push: 75.3 GiB at the mean length, 182 at full" in store
         assert "after the updates it held 83.3, at full length 208." in store

@@ -8,7 +8,8 @@ import pytest
 
 from scaled.plan import compute
 from scaled.plan.day import Chance, Day, Rates
-from scaled.plan.host_memory import stored_bytes
+from scaled.plan.host_memory import stored_bytes, stored_on
+from scaled.plan.machines import machines
 from scaled.plan.simulation import _Play, play_steps
 from tests.scaled.plan_world import QWEN
 from tests.scaled.test_plan_simulation import CERTAIN, H100, TOKENS, lagging
@@ -84,10 +85,14 @@ def test_batches_of_a_checkpoint_are_not_sampled_again(steps_off: int) -> None:
 
 
 def test_a_push_counts_for_every_version_in_the_store() -> None:
-    """Two steps off, a second version waits in the object stores of the ranks' four machines: a store with room for
-    one version and what the step leaves there spills."""
-    one, two = (stored_bytes(lagging(k), QWEN, MEAN) for k in (1, 2))
-    assert two["weights that wait for engines"] == -(-one["the weights of the last push"] // 4)
+    """Two steps off, a second version waits in the object stores of the ranks' four machines, beside the version that
+    they sent: a store with room for one version and what the step leaves there spills."""
+    of_ranks, of_engines = machines(lagging(2))
+    two = stored_on(of_ranks, lagging(2), QWEN, MEAN, has_updates=True)
+    assert two["weights that wait for engines"] == two["the weights of the last push"]
+    whole = stored_on(of_engines, lagging(2), QWEN, MEAN, has_updates=True)["the weights of the last push"]
+    assert two["the weights of the last push"] == -(-whole // 4)
+    one = stored_bytes(lagging(1), QWEN, MEAN)
     room = ("--cluster.object_store_gib", str(sum(one.values()) / 2**30))
     rates = [compute.push_rate(lagging(k, *room), QWEN, MEAN) for k in (1, 2)]
     assert rates == [compute.PUSH_GB_S, compute.PUSH_SPILLED_GB_S]

@@ -18,7 +18,7 @@ from scaled.plan.compute import step_compute
 from scaled.plan.hardware import GPUS, gpu_named
 from scaled.plan.host_memory import host_memory
 from scaled.plan.memory import GIB
-from scaled.plan.summary import metric_payloads, step_payloads
+from scaled.plan.summary import step_payloads
 from scaled.vllm_engine.quantize import is_quantised
 from tests.scaled.plan_world import EACH_SHAPE, MOONLIGHT, QWEN, loaded
 from theory.top_tokens import TopTokens
@@ -134,35 +134,6 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
     assert "mu's likeliest tokens" not in step_payloads(recipe(), QWEN)
     full = step_payloads(recipe("--algorithm.objective.centering", "full"), QWEN)
     assert full["mu's likeliest tokens"] == QWEN.vocab_size * 8 * tokens
-
-
-def test_routes_are_counted_where_they_are_stored():
-    """A machine has mu's record and its share of the ranks' own: two where old routes naturally, three where it
-    replays or predicts; besides, those of each batch that is sampled ahead. Without replay there are as many as under
-    R2, since engines and ranks record unasked; without experts none."""
-    config = recipe()
-    responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
-    one = payloads.routing_bytes(QWEN, responses * 34_816)
-    assert one == responses * 34_816 * 48 * 8
-
-    def stored(*words: str) -> float:
-        return host_memory(recipe(*words), QWEN).parts["routing records"] / one
-
-    machines = -(-config.training.num_ranks // 8)
-    assert stored() == pytest.approx(1 + 3 / machines)
-    for mode in ("R2", "none"):
-        assert stored("--algorithm.replay.mode", mode) == pytest.approx(1 + 2 / machines)
-    for k in (1, 3):
-        ahead = ("--schedule.steps_off", str(k), "--schedule.max_staleness", str(k))
-        assert stored("--cluster.placement", "separate", *ahead) == pytest.approx(1 + k + 3 / machines)
-    wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
-    assert stored(*wide) == pytest.approx(1 + 3 / 2)
-    dense = replace(QWEN, dense_layers=tuple(range(48)))
-    assert "routing records" not in host_memory(config, dense).parts
-    for shape, found in ((QWEN, one), (dense, None)):
-        unreplayed = recipe("--algorithm.replay.mode", "none")
-        assert step_payloads(unreplayed, shape).get("routing records, int8") == found
-        assert metric_payloads(unreplayed, shape).get("transfer/routes_bytes") == found
 
 
 def test_router_logits_are_counted_where_they_are_made():
