@@ -73,7 +73,7 @@ def _pushed(machine: Machine, config: ScaledRun, shape: ModelShape) -> dict[str,
 
 
 def _of_mu(machine: Machine, config: ScaledRun) -> float:
-    """How many batches' records of mu lie in a machine's object store, its share of each added up.
+    """The number of batches whose records of mu lie in a machine's object store, its share of each added up.
 
     Engines keep what they sample, also for the batches ahead. Ranks fetch the batch that they train on: an object has
     the responses of a group, which are dealt out to replicas, so that nearly all objects go to each machine of ranks.
