@@ -53,7 +53,9 @@ class Diagnosis:
     def _doubt(self) -> str:
         if lacks_routes(self.seen):
             return f"{either(self.candidates)} (without the experts of both sides this dump cannot tell)"
-        return " or ".join(f"{cause.title} ({self.strengths[cause]:.2f})" for cause in self.candidates)
+        # A candidate by the size of the gap alone has no strength: "(0.00)" would say that it is ruled out.
+        strengths = [(cause.title, self.strengths[cause]) for cause in self.candidates]
+        return " or ".join(title + (f" ({strength:.2f})" if strength >= 0.005 else "") for title, strength in strengths)
 
     @property
     def share_right(self) -> float | None:

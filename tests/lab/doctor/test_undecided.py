@@ -66,6 +66,13 @@ def test_other_weights_and_a_coarse_format_are_candidates_at_a_whole_unit(name: 
         assert names({**SEEN, "size": size}, routing=0.95) == []
 
 
+def test_a_candidate_without_strength_has_no_number() -> None:
+    """By the size of the gap alone a coarse format is possible; its strength of 0 would say that it is not."""
+    found = Diagnosis(SEEN | {"size": LEAST_WHOLE}, strengths(stale=0.65))
+    first, second = (BY_NAME[name].title for name in ("stale", "precision"))
+    assert found.verdict == f"undecided: it looks like {first} (0.65) or {second}."
+
+
 @pytest.mark.parametrize("seen", [{**SEEN, "k3_kl": 1e-7}, {**BARE, "k3_kl": 1e-7}, {**BARE, "is_dense": 1.0}])
 def test_harmless_rounding_and_dense_models_are_not_undecided(seen: dict[str, float]) -> None:
     """The former needs no decision; the latter have no routers, and no strength was counted on them."""
