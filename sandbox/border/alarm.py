@@ -156,11 +156,39 @@ def by_updates(rows: Sequence[Row]) -> dict[int, list[Row]]:
     return dict(sorted(found.items()))
 
 
-def share_text(count: int, of: int) -> str:
-    """A count of runs with its share's 95% interval by Clopper and Pearson."""
-    if not of:
+def shares(rule: AlarmRule, rows: Sequence[Row]) -> tuple[str, str]:
+    """The alarms in time among the runs that collapse, and the false ones among the others, by `share_text`."""
+    known, ends = _ends(rows)
+    told, false = [], []
+    for row, end in zip(known, ends, strict=True):
+        alarm = alarm_at(rule, row)
+        if end is None:
+            false.append((row["seed"], alarm is not None))
+        else:
+            told.append((row["seed"], alarm is not None and alarm < end))
+    return share_text(told), share_text(false)
+
+
+def share_text(outcomes: Sequence[tuple[int, bool]]) -> str:
+    """The runs with an alarm, of all, and the share's 95% interval; `outcomes` has each run's seed and whether.
+
+    The runs of a seed share an initial model, so that n of them say less than n independent ones. Clopper and Pearson's
+    interval is therefore that of n over the design effect (Korn and Graubard, 1998): the variance of the share between
+    seeds over that of independent runs, at least 1.
+    """
+    if not outcomes:
         return "no run"
-    low, high = stats.binomtest(count, of).proportion_ci(0.95, method="exact")
+    seeds = np.unique([seed for seed, _ in outcomes], return_inverse=True)[1]
+    y = np.array([is_alarm for _, is_alarm in outcomes], dtype=np.float64)
+    count, of, share = int(y.sum()), len(y), float(y.mean())
+    deviations, num_seeds = np.bincount(seeds, y - share), int(seeds.max()) + 1
+    # One seed, or no spread: nothing to compare, and the runs count as they are.
+    num_seeds_1, num_runs_1 = max(num_seeds - 1, 1), max(of - 1, 1)
+    between = num_seeds / num_seeds_1 * float(np.square(deviations).sum()) / of**2
+    effect = max(1.0, between * num_runs_1 / (share * (1 - share))) if 0 < count < of else 1.0
+    k, n = count / effect, of / effect
+    low = float(stats.beta.ppf(0.025, k, n - k + 1)) if k > 0 else 0.0
+    high = float(stats.beta.ppf(0.975, k + 1, n - k)) if k < n else 1.0
     return f"{count} of {of} ({low:.0%} to {high:.0%})"
 
 
@@ -187,5 +215,6 @@ def _signal(row: Row, metric: str, relative: bool) -> Float[np.ndarray, " window
 
 
 __all__ = [
-    "BASE", "WATCHED", "AlarmRule", "Trial", "alarm_at", "by_updates", "choose", "mean_score", "share_text", "tried",
+    "BASE", "WATCHED", "AlarmRule", "Trial", "alarm_at", "by_updates", "choose", "mean_score", "share_text",
+    "shares", "tried",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from lab.markdown import markdown_table
-from sandbox.border.alarm import Trial, by_updates, mean_score, share_text, tried
+from sandbox.border.alarm import Trial, by_updates, mean_score, shares, tried
 from sandbox.border.lengths import alarm_elsewhere
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.ledger.claim import FRESH
@@ -17,8 +17,8 @@ A limit is on the metric itself, from the first twentieth of a run on, or on its
 and then after that tenth. For each metric the best limit was chosen on the {num_chosen} runs of seeds up to {last} (all
 gaps, N and remedies), and tried on the {num_others} runs of seeds from {fresh} on. The score is the share of collapses
 with an alarm in time minus the share of false alarms, averaged over N: some metrics separate values of N rather than
-runs that collapse. Exploratory: this score and the early limits were chosen after other alarms had been tried on the
-same runs.
+runs that collapse. The intervals allow for runs of one seed, which share an initial model. Exploratory: this score and
+the early limits were chosen after other alarms had been tried on the same runs.
 """
 
 WEAK = 0.5
@@ -33,14 +33,15 @@ def said(study: BorderStudy) -> str:
     if not study.alarms:
         return ""
     rule = study.alarms[0][0]
-    then, by_n = tried(rule, study.fresh), {n: tried(rule, some) for n, some in by_updates(study.fresh).items()}
+    by_n = {n: tried(rule, some) for n, some in by_updates(study.fresh).items()}
+    told, false = shares(rule, study.fresh)
     words = paragraph(
-        "Which metric, with which limit, warns of a collapse in time? The best one on exploratory seeds, "
-        f"{rule.words}, warns in time of {share_text(then.in_time, then.num_collapsed)} collapses on fresh seeds, and "
-        f"goes off in {share_text(then.false, then.num_others)} runs that do not collapse.",
+        "Which metric and limit warn of a collapse in time? The best one on exploratory seeds, "
+        f"{rule.words}, warns in time of {told} collapses on fresh seeds, and goes off in {false} runs that do not "
+        "collapse.",
         "One limit is a weak alarm." if mean_score([*by_n.values()]) < WEAK else "",
         alarm_elsewhere(study.alarms, study.rows, study.regime).strip(),
-        "See the [other alarms](border-tables.md#alarms).",
+        "([Other alarms](border-tables.md#alarms).)",
     )
     return f"## An alarm\n\n{words}"
 
@@ -50,7 +51,7 @@ def table(study: BorderStudy) -> str:
     lines, by_first = [], ""
     for rule, score in study.alarms[:NUM_ALARMS]:
         then, by_n = tried(rule, study.fresh), {n: tried(rule, some) for n, some in by_updates(study.fresh).items()}
-        told, false = share_text(then.in_time, then.num_collapsed), share_text(then.false, then.num_others)
+        told, false = shares(rule, study.fresh)
         lead = "–" if math.isnan(then.lead) else f"{then.lead:.0%} of the run"
         lines.append((rule.words, f"{score:.2f}", f"{mean_score([*by_n.values()]):.2f}", told, false, lead))
         # Of the first rule alone: the best on the runs on which the rules were chosen.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border.alarm import AlarmRule, share_text, tried
+from sandbox.border.alarm import AlarmRule, shares
 from sandbox.border.pictures import TITLES
 from sandbox.border.table import FIRST, where
 from sandbox.claims.border_arms import SUMS, sums
@@ -151,11 +151,10 @@ def alarm_elsewhere(chosen: Sequence[tuple[AlarmRule, float]], rows: Mapping[str
     if not chosen or not others:
         return ""
     rule = chosen[0][0]
-    trial = tried(rule, others)
+    told, false = shares(rule, others)
     return (
-        f"On another task, the {len(others)} runs on sums, {rule.words} warns of "
-        f"{share_text(trial.in_time, trial.num_collapsed)} collapses in time, and goes off in "
-        f"{share_text(trial.false, trial.num_others)} runs that do not collapse.\n"
+        f"On the {len(others)} runs on sums, {rule.words} warns of {told} collapses in time, and goes "
+        f"off in {false} others.\n"
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -24,11 +25,11 @@ leaves out the runs at half the rate.*
 
 MOVED = """## Remedies beside the fit
 
-Does a remedy move the gap, or the border? The table compares the collapses of runs with a remedy with the
-number expected from the fit without one, at each run's own `{name}` of the first step (under R3 the gap is smaller
-there already). If as many collapse as expected, the remedy leaves the border where it is; if fewer, it moves the
-border. The last rows are runs without a remedy whose engine has another kind of error: if that number were all that
-matters, as many of them would collapse as expected.
+Does a remedy move the gap, or the border? A cell has the collapsed runs of all, and in brackets the number expected
+from the fit without a remedy, at each run's own `{name}` of the first step (under R3 the gap is smaller there already).
+If as many collapse as expected, the remedy leaves the border where it is; if fewer, it moves the border. The first row
+shows how well the fit describes its own runs. The last rows are runs without a remedy whose engine has another kind of
+error: if that number were all that matters, as many of them would collapse as expected.
 """
 
 SETTINGS = """## The papers' settings
@@ -37,6 +38,9 @@ Where they lie, as a multiple of x*. Their length is the longest response, so th
 responses of the map have nearly one length, and all runs of the fit one learning rate, {rate}: these runs cannot
 distinguish the three numbers.
 """
+
+FAR = 2.0
+"""Collapses by which a remedy's count differs from the fit's, for the page to name it."""
 
 CONTROLS = {
     "logits1.1": "noise on the logits (KL of router noise 0.3)",
@@ -109,39 +113,72 @@ def compared(fits: Sequence[BorderFit]) -> str:
     )
 
 
-def counts(study: BorderStudy) -> list[tuple[str, int, float, int]]:
-    """For every remedy, then every control: words, runs, collapses expected by the best fit, and actual ones."""
-    table, name = study.grpo, study.fits[0].name
-    tried = [(title, where(on_map(table), remedy=remedy)) for remedy, title in TITLES.items() if remedy != "none"]
-    tried += [(f"no remedy, {words}", where(table, gap=gap, remedy="none")) for gap, words in CONTROLS.items()]
-    found: list[tuple[str, int, float, int]] = []
-    for title, runs_of_it in tried:
-        own: pd.DataFrame = known(runs_of_it)
-        if len(own):
-            count = int(own["collapsed"].to_numpy(dtype=float).sum())
-            found.append((title, len(own), expected(name, study.unaided, own), count))
+@dataclass(frozen=True)
+class Tally:
+    """The runs of one kind at some N: their number, their collapses, and the collapses that the fit expects."""
+
+    num_runs: int
+    num_collapsed: int
+    expected: float
+
+    def __add__(self, other: Tally) -> Tally:
+        runs, collapsed = self.num_runs + other.num_runs, self.num_collapsed + other.num_collapsed
+        return Tally(runs, collapsed, self.expected + other.expected)
+
+    @property
+    def words(self) -> str:
+        """As on the page, "3 of 8 (5)"; a dash without runs."""
+        return f"{self.num_collapsed} of {self.num_runs} ({self.expected:.0f})" if self.num_runs else "–"
+
+
+def tallies(study: BorderStudy) -> dict[str, dict[int, Tally]]:
+    """No remedy, every remedy and every control by its words, each with a Tally for every N that has runs."""
+    table = study.grpo
+    kinds = {title: where(on_map(table), remedy=remedy) for remedy, title in TITLES.items()}
+    kinds |= {f"no remedy, {words}": where(table, gap=gap, remedy="none") for gap, words in CONTROLS.items()}
+    found = {words: _tallies(study, known(own)) for words, own in kinds.items()}
+    return {words: by_n for words, by_n in found.items() if by_n}
+
+
+def _tallies(study: BorderStudy, runs: pd.DataFrame) -> dict[int, Tally]:
+    name, found = study.fits[0].name, {}
+    for n in sorted(int(n) for n in runs["N"].unique()):
+        own = where(runs, N=n)
+        count = int(own["collapsed"].to_numpy(dtype=float).sum())
+        found[n] = Tally(len(own), count, expected(name, study.unaided, own))
     return found
 
 
 def moved_said(study: BorderStudy) -> str:
-    """The remedies with fewer and with more collapses than the fit without a remedy expects."""
-    remedies = [one for one in counts(study) if one[0] in TITLES.values()]
-    sides = []
-    for words, is_fewer in (("Fewer", True), ("More", False)):
-        own = [f"{title}, {count} of {n} ({at:.0f})" for title, n, at, count in remedies if (count < at) == is_fewer]
-        sides.append(f"{words} collapse with {'; '.join(own)}." if own else "")
+    """The remedies with fewer and with more collapses than the fit expects; N = 1, where signs turn, by itself."""
+    found = {title: by_n for title, by_n in tallies(study).items() if title in TITLES.values()}
+    found.pop(TITLES["none"], None)
+    later = {title: sum(own, Tally(0, 0, 0.0)) for title, by_n in found.items()
+             if (own := [one for n, one in by_n.items() if n > 1])}  # fmt: skip
+    first = {title: by_n[1] for title, by_n in found.items() if 1 in by_n}
     return paragraph(
-        "**Remedies.** Do they move the gap, or the border? In brackets, the collapses that the fit expects at the "
-        "gap of the runs' own first step.",
-        *sides,
-        "See the [table](border-tables.md#remedies-beside-the-fit).",
+        "**Remedies.** Do they move the border? In brackets, the collapses that the fit expects at the runs' own first "
+        "gap ([table](border-tables.md#remedies-beside-the-fit)).",
+        _sides("From N = 2 on", later),
+        _sides("At N = 1", first),
     )
 
 
+def _sides(start: str, found: Mapping[str, Tally]) -> str:
+    """A sentence on the remedies with fewer collapses than expected, then those with more; empty without any."""
+    far, sides = {title: one for title, one in found.items() if abs(one.num_collapsed - one.expected) >= FAR}, []
+    for word, is_fewer in (("fewer", True), ("more", False)):
+        own = [f"{title}, {one.words}" for title, one in far.items() if (one.num_collapsed < one.expected) == is_fewer]
+        sides += [f"{word} collapse with {'; '.join(own)}"] if own else []
+    return f"{start} {', and '.join(sides)}." if sides else ""
+
+
 def _moved(study: BorderStudy) -> str:
-    lines = [(title, str(n), f"{at:.1f}", str(count)) for title, n, at, count in counts(study)]
-    table = markdown_table(("runs with", "runs", "expected", "collapsed"), lines)
+    found = tallies(study)
+    degrees = sorted({n for by_n in found.values() for n in by_n})
+    lines = [(words, *(by_n[n].words if n in by_n else "–" for n in degrees)) for words, by_n in found.items()]
+    table = markdown_table(("runs with", *(f"N = {n}" for n in degrees)), lines)
     return f"{MOVED.format(name=study.fits[0].name)}\n{table}"
 
 
-__all__ = ["compared", "counts", "markdown", "moved_said", "tables"]
+__all__ = ["Tally", "compared", "markdown", "moved_said", "tables", "tallies"]

@@ -81,8 +81,8 @@ A claim stands on all its predictions together ([each of them](border-tables.md#
 LIMITS = """## What this does not say
 
 - One shape of model. The map is one task, responses of some {length} tokens, one learning rate ({rate}).
-- Longer sums are also harder: each token must be right.
-- The fits and the map are exploratory; the [predictions](border-tables.md#predictions-and-results) have the decisions.
+- Longer sums are also harder.
+- Fits and map are exploratory; the claims are not.
 - 400 updates say nothing about a gap that needs thousands to do harm.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,18 @@ def test_a_metric_that_tells_n_is_not_chosen() -> None:
     assert tried(found[KL][0], drawn).score == pytest.approx(0.5)
 
 
-def test_a_share_has_its_exact_interval() -> None:
-    """Clopper and Pearson: 0 of n ends at 1 - 0.025^(1/n)."""
-    assert share_text(0, 10) == f"0 of 10 (0% to {1 - 0.025**0.1:.0%})" and share_text(0, 0) == "no run"
+def test_a_share_of_independent_runs_has_its_exact_interval() -> None:
+    """Clopper and Pearson, where every run has a seed of its own: 0 of n ends at 1 - 0.025^(1/n)."""
+    assert share_text([(seed, False) for seed in range(10)]) == f"0 of 10 (0% to {1 - 0.025**0.1:.0%})"
+    assert share_text([(seed, seed < 3) for seed in range(10)]) == "3 of 10 (7% to 65%)" and share_text([]) == "no run"
+
+
+def test_runs_of_one_seed_that_end_alike_count_once() -> None:
+    """Ten copies of each of 40 runs, under its seed, say as much as the 40: the interval is nearly the same."""
+    once = [(seed, seed % 4 == 0) for seed in range(40)]
+    ends = [re.findall(r"(\d+)%", share_text(outcomes)) for outcomes in (once, once * 10)]
+    assert all(abs(int(a) - int(b)) <= 1 for a, b in zip(*ends, strict=True))
+    # Runs that differ within a seed as much as between seeds are independent.
+    assert share_text([(i % 10, i // 10 % 4 == 0) for i in range(400)]) == share_text(
+        [(i, i % 4 == 0) for i in range(400)]
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox.border import branches, controls, coverage, objectives
+from sandbox.border import branches, controls, coverage, objectives, one_number
 from sandbox.border.curves import entropy_path, entropy_picture, fit_picture
 from sandbox.border.page import markdown as page
 from sandbox.border.pictures import FULL, svg
@@ -86,6 +86,25 @@ def test_the_weight_s_gain_needs_the_runs_of_the_design() -> None:
         made |= rows("r0.5", remedy, 2, FULL - 1) | rows("r0.5", remedy, 4, FULL)
     said = flat(page(BorderStudy(made, BORDER), []))
     assert " at N = 4. " in said.split("It changes the accuracy by")[1][:60]
+
+
+def test_a_remedy_that_turns_at_one_update_is_not_counted_as_one() -> None:
+    """The weight ends runs at N = 1 and saves them at N = 8; their sum would say that it saves. The fit's own runs at
+    N = 8 stand half above the border and half below."""
+    made = rows("r0.2", "none", 1, 20, 1, kl=0.07) | rows("r0.5", "none", 8, 20, 19) | rows("r0.3", "none", 4, 20, 10)
+    made |= rows("r0.5", "tis", 1, 8, 8, kl=0.08) | rows("r0.5", "tis", 8, 40, 0)
+    study = BorderStudy(made, BORDER)
+    said, found = flat(one_number.moved_said(study)), one_number.tallies(study)
+    at_later, at_one = (
+        r"fewer collapse with token TIS, 0 of 40 \(3\d\)",
+        r"more collapse with token TIS, 8 of 8 \([01]\)",
+    )
+    assert re.search(rf"From N = 2 on {at_later}\. At N = 1 {at_one}\.$", said)
+    # A logistic fit expects as many collapses as its own runs have.
+    own = found["no remedy"].values()
+    assert sum(one.expected for one in own) == pytest.approx(sum(one.num_collapsed for one in own), rel=0.01)
+    more = flat(tables_page(study, [], ""))
+    assert "| runs with | N = 1 | N = 4 | N = 8 |" in more and "| token TIS | 8 of 8 (" in more
 
 
 def branched(remedy: str, n: int, values: dict[str, tuple[float, float]]) -> dict[str, Any]:
