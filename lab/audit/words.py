@@ -75,7 +75,16 @@ def _ranking(found: pd.DataFrame) -> str:
             f"({number(tidy(each[most]))})"
         )
     words = "; ".join(said)
-    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient."
+    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient, at {_place(found)}."
+
+
+def _place(found: pd.DataFrame) -> str:
+    """The lengths and distances of these rows, as in "T = 5 and KL(mu || old) = 3.2e-4 nats per token"."""
+    lengths = ", ".join(str(int(length)) for length in sorted(set(numbers(found, "length"))))
+    gaps = {"KL(mu || old)": "kl_mu_old", "KL(old || pi)": "kl_old_pi"}
+    medians_of = {words: float(np.median(numbers(found, name))) for words, name in gaps.items()}
+    words = [f"{words} = {number(tidy(gap))}" for words, gap in medians_of.items() if gap > 1e-12]
+    return " and ".join([f"T = {lengths}", *([f"{', '.join(words)} nats per token"] if words else [])])
 
 
 def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:

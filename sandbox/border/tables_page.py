@@ -43,6 +43,10 @@ PREDICTED = """## Predictions and results
 A claim stands on all its predictions together ([how](decisions/0007-claims-ledger.md)). The table has each prediction's
 own test: *for*, *against* or *open* at 5%, without correction for their number.
 """
+MEASURES = """
+An effect is the difference between a measure's means in two arms, or from the number that the prediction names; with ×
+it is a factor. The measures:
+"""
 
 
 def markdown(study: BorderStudy, found: Sequence[Finding], waiting: str) -> str:
@@ -72,7 +76,7 @@ def _gap(grpo: pd.DataFrame) -> str:
 
 def _predictions(found: Sequence[Finding], waiting: str) -> str:
     """Every prediction of the study with its effect, the claim's verdict, and its number of seeds."""
-    lines, said = [], []
+    lines, said, measures = [], [], {}
     again = {one.claim.repeats: one.claim.number for one in found}
     for finding in (one for one in found if one.decides):
         claim, has_runs = finding.claim, finding.word is not None
@@ -82,9 +86,13 @@ def _predictions(found: Sequence[Finding], waiting: str) -> str:
         said.append(f"- Claim {claim.number}: {claim.sentence} **{word}.**")
         for one in (one for one in finding.outcomes if one.values):
             stand = word_text(one) if has_runs else f"– ({len(one.values)} of {len(finding.seeds)} seeds)"
-            lines.append((str(claim.number), one.prediction.words, effect_text(one), stand))
-    table = markdown_table(("claim", "prediction", "effect, 95%", "by its own test"), lines)
-    return "\n".join([PREDICTED, *said, *([f"\n{waiting}"] if waiting else []), f"\n{table}"])
+            measure = one.prediction.measure
+            unit = "" if measure.unit in ("1", "accuracy") else f", {measure.unit}"
+            measures[measure.name] = f"- `{measure.name}`: {measure.words}{unit}"
+            lines.append((str(claim.number), one.prediction.words, f"`{measure.name}`", effect_text(one), stand))
+    titles = ("claim", "prediction", "of", "effect, 95%", "by its own test")
+    parts = [PREDICTED, *said, *([f"\n{waiting}"] if waiting else []), MEASURES, *measures.values()]
+    return "\n".join([*parts, f"\n{markdown_table(titles, lines)}"])
 
 
 __all__ = ["markdown"]

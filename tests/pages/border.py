@@ -24,7 +24,7 @@ from tests.pages.study import ROOT, Part
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
 (BORDER,) = (one for one in REGIMES if one.name == "border")
-STUDY = (*range(36, 51), 58, 59)
+STUDY = (*range(36, 51), 58, 59, 60)
 """Numbers of the claims that the study tests; those that repeat one of them belong to it, too."""
 
 
@@ -60,8 +60,9 @@ def block(text: str) -> str:
     flat = " ".join(text.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
-    ((free_r3, free_tis),) = re.findall(
-        r"Never clipped, GRPO .* (\d+ of \d+) with R3, (\d+ of \d+) with token TIS", flat
+    count = r"(\d+ of \d+)"
+    ((free_r3, free_tis, free_both),) = re.findall(
+        rf"Never clipped, GRPO .* {count} with R3, {count} with token TIS, {count} with TIS and R3", flat
     )
     claims = _verdicts(text)
     bare, r2, r3, tis, exact = (own[name] for name in ("no remedy", "R2", "R3", "token TIS", "an exact engine"))
@@ -69,7 +70,8 @@ def block(text: str) -> str:
         "- **Off policy, R3 and the token weight prevent most collapses** (counts, exploratory). With N = 8 updates\n"
         f"  per rollout and the largest gap, training collapsed in {bare} runs without a remedy, {r2} with R2,\n"
         f"  {r3} with R3, {tis} with Token-TIS and {exact} with an exact engine. Never clipped,\n"
-        f"  R3 collapses in {free_r3}, Token-TIS in {free_tis} (claim 59: {claims['59']}). At N = 1 the weight\n"
+        f"  R3 collapses in {free_r3} (claim 59: {claims['59']}), Token-TIS in {free_tis},\n"
+        f"  both in {free_both} (claim 60: {claims['60']}). At N = 1 the weight\n"
         f"  lowers accuracy (claim 46: {claims['46']}). Half of the runs without a remedy collapse at\n"
         f"  KL x N = {border} and a learning rate of {rate}; at half the rate\n"
         f"  {slower} do ([where training breaks](docs/border.md)).\n"

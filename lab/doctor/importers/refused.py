@@ -23,6 +23,9 @@ def refuse_pickle(path: Path) -> None:
 
 
 def refuse_texts(names: Collection[str]) -> None:
-    """ValueError for TRL's table of completions (`completions_{step}.parquet`, trl/trainer/grpo_trainer.py)."""
-    if {"prompt", "completion", "advantage", "step"} <= set(names) and "tokens" not in names:
+    """ValueError for TRL's table of completions (`completions_{step}.parquet`, trl/trainer/grpo_trainer.py).
+
+    Its other columns, the advantage and a reward per function, depend on the release.
+    """
+    if {"prompt", "completion", "step"} <= set(names) and "tokens" not in names:
         raise ValueError(TRL)

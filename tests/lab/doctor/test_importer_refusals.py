@@ -73,7 +73,7 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     ),
     "TRL's texts": (
         lambda d: write_parquet(
-            d / "t.parquet", [{"step": 1, "prompt": "2+3=", "completion": "5", "correct": 1.0, "advantage": 0.5}]
+            d / "t.parquet", [{"step": 1, "prompt": "2+3=", "completion": "5", "correct": 1.0}]
         ),
         "no tokens and no log-probabilities", "watch-the-mismatch.md",
     ),

@@ -176,13 +176,16 @@ def test_runs_without_clipping_stand_beside_the_others() -> None:
     """Outcomes of both, by remedy; the map, and so the fit, has only the clipped ones."""
     clipped = rows("exact", "none", 8, 2, series={"actor/grad_norm": [0.2] * 20})
     made = dict(clipped)
-    for remedy, num in (("none", 3), ("R2", 4), ("R3", 1), ("tis", 0)):
+    for remedy, num in (("none", 3), ("R2", 4), ("R3", 1), ("tis", 0), ("tis-R3", 2)):
         made |= rows("r0.5", remedy, 8, 4, 2, series={"actor/grad_norm": [2.0] * 20})
         made |= rows("r0.5", remedy, 8, 4, num, changed=with_free_norm)
     study = BorderStudy(made, BORDER)
-    assert len(study.table) == 2 + 16 and len(study.unclipped) == 16
+    assert len(study.table) == 2 + 20 and len(study.unclipped) == 20
     said = flat(objectives.clipping_said(study.table, study.unclipped))
-    assert "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with" in said
+    assert (
+        "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with token TIS, "
+        "2 of 4 with TIS and R3 (claims 58 to 60;" in said
+    )
     assert "| R3 | 2 of 4 | 0.150 | 1 of 4 | 0.225 |" in objectives.clipping(study.table, study.unclipped)
 
 

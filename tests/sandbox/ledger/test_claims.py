@@ -127,7 +127,7 @@ def test_homes_are_those_of_the_rule() -> None:
 
 
 def test_a_second_trial_has_its_claims_predictions_and_seeds_that_no_claim_has_used() -> None:
-    """Decision 0007: the same predictions at home, once, from seed 300 on, on runs by which no earlier claim decides."""
+    """Decision 0007: the same predictions at home, once, from seed 300 on, on runs that no earlier claim had used."""
     by_number, by_name = {claim.number: claim for claim in CLAIMS}, {claim.name: claim for claim in CLAIMS}
     again = [claim for claim in CLAIMS if claim.repeats is not None]
     # The file's name says which claim is tried again: c51_cold_starts_end_alike_again tries claim 8.
@@ -143,7 +143,8 @@ def test_a_second_trial_has_its_claims_predictions_and_seeds_that_no_claim_has_u
         firsts = (one for one in CLAIMS if one.repeats is None and one.home == claim.home)
         runs = set(claim.runs(claim.home))
         # The clipped runs of claim 59 are claim 55's, which had been seen: decision 0007 says so.
-        assert {one.number for one in firsts if runs & set(one.runs(one.home))} == ({59} if claim.number == 55 else set())
+        shared = {one.number for one in firsts if runs & set(one.runs(one.home))}
+        assert shared == ({59} if claim.number == 55 else set())
     # What a sentence does not say, its second trial says, too.
     assert all(claim.remarks == by_number[claim.repeats or 0].remarks for claim in again)
     assert "not a collapse" in by_number[54].remarks["border"]
