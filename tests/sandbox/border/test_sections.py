@@ -183,8 +183,8 @@ def test_runs_without_clipping_stand_beside_the_others() -> None:
     assert len(study.table) == 2 + 20 and len(study.unclipped) == 20
     said = flat(objectives.clipping_said(study.table, study.unclipped))
     assert (
-        "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with token TIS, "
-        "2 of 4 with TIS and R3 (claims 58 to 60;" in said
+        "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with token "
+        "TIS, 2 of 4 with TIS and R3 (claims 58 to 60;" in said
     )
     assert "| R3 | 2 of 4 | 0.150 | 1 of 4 | 0.225 |" in objectives.clipping(study.table, study.unclipped)
 
