@@ -57,8 +57,9 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def one_ray() -> Iterator[None]:
     """A Ray with four places, which every cluster of this process joins: a start takes ten seconds."""
     from lab.ray_session import ray_session
+    from tests.scaled.forked_workers import forked_workers
 
-    with ray_session(None, num_cpus=4, object_store_bytes=2**29):
+    with forked_workers(), ray_session(None, num_cpus=4, object_store_bytes=2**29):
         yield
 
 
