@@ -27,6 +27,7 @@ from scaled.config import ScaledRun
 from scaled.session import Session
 from tests.contracts import worlds
 from tests.scaled.cluster_world import ASSEMBLY, build_engine, build_rank
+from tests.scaled.forked_workers import of_parent
 from theory.streams import stream
 
 CONFIG = """
@@ -109,4 +110,5 @@ def computed(folder: RunFolder) -> list[dict]:
 if __name__ == "__main__":
     # `firstorder` with sandbox engines inside the cluster: what the kill tests start as a process of its own.
     scaled.session.Session = SandboxSession
-    sys.exit(main(sys.argv[1:]))
+    with of_parent():
+        sys.exit(main(sys.argv[1:]))

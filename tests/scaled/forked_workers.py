@@ -27,7 +27,7 @@ REQUEST = Path(__file__).with_name("worker_request.py")
 
 @contextlib.contextmanager
 def forked_workers() -> Iterator[None]:
-    """Inside the block, a Ray that this process or a child starts has workers that worker_server.py forks."""
+    """Inside the block, a Ray that this process starts has workers that worker_server.py forks."""
     with tempfile.TemporaryDirectory(prefix="workers-") as folder, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address := str(Path(folder) / "server"))
         listener.listen(64)
@@ -37,14 +37,18 @@ def forked_workers() -> Iterator[None]:
             pass_fds=[listener.fileno()],
         )  # fmt: skip
         try:
-            # Ray joins the name to a path of its own, which an absolute one replaces.
-            with (
-                mock.patch.dict(os.environ, {ADDRESS: address}),
-                mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", str(REQUEST)),
-            ):
+            with mock.patch.dict(os.environ, {ADDRESS: address}), of_parent():
                 yield
         finally:
             server.communicate()  # the end of its stdin ends it
 
 
-__all__ = ["forked_workers"]
+@contextlib.contextmanager
+def of_parent() -> Iterator[None]:
+    """In a process that was started in such a block: its own Ray has workers of the same server."""
+    # Ray joins the name to a path of its own, which an absolute one replaces.
+    with mock.patch.object(ray_constants, "SETUP_WORKER_FILENAME", str(REQUEST)):
+        yield
+
+
+__all__ = ["forked_workers", "of_parent"]
