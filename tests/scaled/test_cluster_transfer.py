@@ -73,6 +73,19 @@ def test_buckets_are_streamed() -> None:
     assert asked == ["0", "1", "2"]
 
 
+def test_buckets_share_their_memory() -> None:
+    """All buckets of a stream lie in one piece of memory, that of the largest; a tensor with strides arrives whole."""
+    wide = torch.arange(600).reshape(20, 30)
+    sent = {"a": torch.ones(64), "b": wide.T, "c": torch.zeros(64), "d": torch.full((64,), 2.0)}
+    seen, got = [], {}
+    for bucket in buckets(sent.items(), 256):
+        seen.append(bucket)
+        got |= dict(travelled(bucket).tensors())
+    assert len(seen) == 4 and all(same(got[name], tensor) for name, tensor in sent.items())
+    # The first is smaller than the second, whose memory all later ones have.
+    assert len({bucket.data.ctypes.data for bucket in seen[1:]}) == 1
+
+
 def test_rollouts_survive_to_the_bit_and_travel_narrow() -> None:
     """A batch with routes and features arrives as it was, its experts as int8 and its token ids as int32."""
     engine = worlds.rollout_engine("exact", worlds.model())
