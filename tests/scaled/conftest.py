@@ -54,12 +54,20 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def one_ray() -> Iterator[None]:
-    """A Ray with four places, which every cluster of this process joins: a start takes ten seconds."""
-    from lab.ray_session import ray_session
+def forked() -> Iterator[None]:
+    """Every Ray of this process has workers that are forks of one server."""
     from tests.scaled.forked_workers import forked_workers
 
-    with forked_workers(), ray_session(None, num_cpus=4, object_store_bytes=2**29):
+    with forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_ray(forked: None) -> Iterator[None]:
+    """A Ray with four places, which every cluster of this process joins: a start takes ten seconds."""
+    from lab.ray_session import ray_session
+
+    with ray_session(None, num_cpus=4, object_store_bytes=2**29):
         yield
 
 

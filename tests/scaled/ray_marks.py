@@ -6,6 +6,7 @@ import pytest
 
 RAY = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("forked"),
     # Ray leaves its sockets and log files to the end of the process.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
