@@ -1,4 +1,4 @@
-"""What takes the place of gradient clipping under R3: the truncated token weight."""
+"""The truncated token weight in the place of gradient clipping, under R3."""
 
 from __future__ import annotations
 
