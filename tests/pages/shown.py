@@ -84,10 +84,19 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def same_words(printed: str, shown: str) -> bool:
-    """Whether both have the same words and numbers within half of each other, since other CPUs round differently."""
+    """Whether both have the same words and numbers within half of each other, since other CPUs round differently.
+
+    Two numbers of the doctor rest on the few largest deviations of a trace, and a CPU that rounds differently trains
+    another model: their lines' numbers are within a factor of 4 (seen on three: 11.7, 15.3, 36.8; 0.33, 0.68, 0.78).
+    """
     number = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
-    if number.sub("#", printed).split() != number.sub("#", shown).split():
+    lines, others = printed.strip().splitlines(), shown.strip().splitlines()
+    if number.sub("#", printed).split() != number.sub("#", shown).split() or len(lines) != len(others):
         return False
-    pairs = zip(number.findall(printed), number.findall(shown), strict=True)
-    values = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs]
-    return all(abs(a - b) <= max(abs(a), abs(b)) / 2 for a, b in values)
+    for one, other in zip(lines, others, strict=True):
+        least = 1 / 4 if "unrepeated part" in one or "squared deviation repeats" in one else 1 / 2
+        pairs = zip(number.findall(one), number.findall(other), strict=True)
+        values = [(float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs]
+        if any(min(pair) < least * max(pair) for pair in values):
+            return False
+    return True
