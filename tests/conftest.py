@@ -42,8 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
 
 
-def pytest_collection_finish() -> None:
-    """Puts what has been imported, some 700,000 objects, out of the sight of later collections."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Hides the imports, some 700,000 objects, from later collections, also where xdist's workers do the tests."""
     gc.freeze()
     gc.enable()
 

@@ -42,14 +42,17 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         raise ValueError("compare: expected two objectives to compare, got null")
     first, second = config.compare.first, config.compare.second
     staleness = middle(numbers(frame, "asked_staleness"))
-    frame = _with_levels(at_level(frame, "asked_staleness", staleness))
+    frame = at_level(frame, "asked_staleness", staleness)
+    # Engines without a dial get levels only afterwards: the sentences are of the middle level, which one alone has.
+    said = sentences(config, frame)
+    frame = _with_levels(frame)
     table = ratios(frame, first, second)
     text = [
         f"# {first} against {second}: which gradient is less biased, and where this changes",
         "The policy mu that samples is not quite the policy pi that is trained, so every objective's gradient is "
         f"biased. This page says when that of `{first}` is less biased than that of `{second}` (formulas under "
         "*Design*), for small random policies, all of whose responses are enumerated.",
-        "\n".join(f"- {one}" for one in [*sentences(config, frame), *_raises(table, first, second)]),
+        "\n".join(f"- {one}" for one in [*said, *_raises(table, first, second)]),
         f"Made by `firstorder audit` from the records of `{config.name}` ({frame.attrs['config_hash']}); no number "
         "here is typed by hand. [audit.md](audit.md) explains the columns, `theory/exact/decomposition.py` has proofs "
         "about these weights.",

@@ -75,16 +75,19 @@ def _ranking(found: pd.DataFrame) -> str:
             f"({number(tidy(each[most]))})"
         )
     words = "; ".join(said)
-    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient, at {_place(found)}."
+    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient; {_place(found)}."
 
 
 def _place(found: pd.DataFrame) -> str:
-    """The lengths and distances of these rows, as in "T = 5 and KL(mu || old) = 3.2e-4 nats per token"."""
-    lengths = ", ".join(str(int(length)) for length in sorted(set(numbers(found, "length"))))
-    gaps = {"KL(mu || old)": "kl_mu_old", "KL(old || pi)": "kl_old_pi"}
-    medians_of = {words: float(np.median(numbers(found, name))) for words, name in gaps.items()}
-    words = [f"{words} = {number(tidy(gap))}" for words, gap in medians_of.items() if gap > 1e-12]
-    return " and ".join([f"T = {lengths}", *([f"{', '.join(words)} nats per token"] if words else [])])
+    """The cases whose median is taken, as in "medians over 2 cases, at T = 5, KL(mu || old) = 1e-4 to 3e-4"."""
+    cases = [part for _, part in parts(found, CASE)]
+    said = [f"T = {', '.join(str(int(length)) for length in distinct(found, 'length'))}"]
+    for words, name in (("KL(mu || old)", "kl_mu_old"), ("KL(old || pi)", "kl_old_pi")):
+        gaps = sorted(float(np.median(numbers(part, name))) for part in cases)
+        ends = dict.fromkeys(number(tidy(gap)) for gap in (gaps[0], gaps[-1]))
+        if gaps[-1] > 1e-12:
+            said.append(f"{words} = {' to '.join(ends)}")
+    return f"medians over {len(cases)} case{'s' * (len(cases) > 1)}, at {', '.join(said)}"
 
 
 def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:

@@ -44,8 +44,8 @@ A claim stands on all its predictions together ([how](decisions/0007-claims-ledg
 own test: *for*, *against* or *open* at 5%, without correction for their number.
 """
 MEASURES = """
-An effect is the difference between a measure's means in two arms, or from the number that the prediction names; with ×
-it is a factor. The measures:
+An effect is the difference between a measure's means in two arms, or between its mean and the number that the
+prediction names; × marks a factor instead. The measures:
 """
 
 
@@ -90,7 +90,7 @@ def _predictions(found: Sequence[Finding], waiting: str) -> str:
             unit = "" if measure.unit in ("1", "accuracy") else f", {measure.unit}"
             measures[measure.name] = f"- `{measure.name}`: {measure.words}{unit}"
             lines.append((str(claim.number), one.prediction.words, f"`{measure.name}`", effect_text(one), stand))
-    titles = ("claim", "prediction", "of", "effect, 95%", "by its own test")
+    titles = ("claim", "prediction", "measure", "effect, 95%", "by its own test")
     parts = [PREDICTED, *said, *([f"\n{waiting}"] if waiting else []), MEASURES, *measures.values()]
     return "\n".join([*parts, f"\n{markdown_table(titles, lines)}"])
 

@@ -225,6 +225,8 @@ def test_engines_without_a_dial_have_a_study(tmp_path: Path, monkeypatch: pytest
     noisy = frame[(frame["engine"] == "router noise") & (frame["asked_staleness"] == 1e-2)]
     level = float(f"{noisy['kl_mu_old'].median():.1e}")
     assert f"| T | {number(level)} |" in text
+    # Its sentences are of both engines, as the page's are; the exact one's distance is 0.
+    assert "medians over 2 cases, at T = 2, KL(mu || old) = 0 to " in text
     # R3's old pass has other routes than pi also at staleness 0, which is then no gap to compare with.
     still = ["--staleness.token_kl", "[0.0]", "--name", "still", "--markdown", "still.md", "--progress", "none"]
     assert main(["audit", "moe.yaml", *still]) == 0

@@ -72,8 +72,9 @@ The page is written by `python -m tests.pages.frameworks`.
 ## From the cause to the remedy
 """
 OPTIONS = """
-With R3 keep gradient clipping, or add the token weight. In the sandbox's border study R3 alone collapses in most runs
-whose gradients are never clipped, and R3 with the weight in none ([claims 59 and 60](../border-tables.md#clipping)).
+With R3 keep gradient clipping, or add the token weight. In the sandbox, at N = 8 and a large engine gap, R3 alone
+collapses in most runs if gradients are never clipped, and R3 with the weight in none
+([claims 59 and 60](../border-tables.md#clipping)).
 
 Faults of the records (`shifted`, `zero_padded`, `last_token`, `mask`, `temperature` and others) have no such option:
 the doctor's line *Do first* says where to look. With `nothing` both sides are equal; check that an old pass ran, since

@@ -44,6 +44,16 @@ def test_every_option_that_the_page_names_is_kept() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
+def test_the_advice_on_clipping_is_that_of_the_runs() -> None:
+    """Never clipped, R3 alone collapses in most runs, and with the weight in none: as the page says without numbers."""
+    text = (PAGE.parents[1] / "border-tables.md").read_text(encoding="utf-8")
+    counts = {
+        name: tuple(map(int, re.findall(rf"^\| {name} \| [^|]+\|[^|]+\| (\d+) of (\d+) \|", text, re.MULTILINE)[0]))
+        for name in ("R3", "TIS and R3")
+    }
+    assert counts["R3"][0] > counts["R3"][1] / 2 and counts["TIS and R3"][0] == 0 < counts["TIS and R3"][1]
+
+
 def test_the_causes_are_the_doctors_and_the_sandbox_has_the_remedies() -> None:
     """Each cause is one that the doctor names, each remedy has a cause, and each option of ours is one of `train`."""
     known = {cause.name for cause in (*OF_A_STEP, *STEPS_CAUSES)}

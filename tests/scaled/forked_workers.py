@@ -1,7 +1,7 @@
-"""Ray whose workers are forks of one process that has imported torch and the tests' engines; Ray they import anew.
+"""Ray workers as forks of one process that has imported torch and the tests' engines; each imports Ray itself.
 
-Ray starts a Python for every actor, and again one before it for the actor's environment; their imports take ten times
-as long as the work of most actors here.
+Ray starts one Python for an actor's environment and another for the actor. Their imports take ten times as long as the
+work of most actors here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The script that Ray starts for a worker inside `forked_workers`: it asks for one, and ends when that has ended."""
+"""The script that Ray starts in place of a worker inside `forked_workers`: it asks for a fork, and ends with it."""
 
 from __future__ import annotations
 

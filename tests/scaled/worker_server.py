@@ -1,6 +1,6 @@
-"""The process that Ray's workers are forks of; `forked_workers` starts it, worker_request.py asks it.
+"""The process from which Ray's workers are forked; `forked_workers` starts it, worker_request.py asks it for a worker.
 
-It has imported what actors need, but not Ray, which reads the number of its job from the environment at import.
+It has imported the modules that actors need, but not Ray, which reads its job's number from the environment at import.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     assert "least with grpo" in " ".join(sentences(config, other))
     # The ranking's own rows are named, as its numbers are of these alone.
     (ranking,) = (one for one in sentences(config, frame) if "least with" in one)
-    assert ranking.endswith(", at T = 2, 3 and KL(mu || old) = 1e-2, KL(old || pi) = 3e-3 nats per token.")
+    assert ranking.endswith("; medians over 12 cases, at T = 2, 3, KL(mu || old) = 1e-2, KL(old || pi) = 3e-3.")
     assert f"{len(frame):,} rows" in said
     assert headline(frame) == "Of 4 objectives, sequence is nearest to the true gradient and grpo furthest from it."
     assert headline(other) == "Of 4 objectives, grpo is nearest to the true gradient and sequence furthest from it."
