@@ -29,6 +29,7 @@ Changes = Sequence[tuple[str, str]]
 
 ACCURACY = "eval/accuracy"
 MAX_GRAD_NORM = "algorithm.optimizer.max_grad_norm"
+SEED = "<the cell's seed>"
 
 NUM_WINDOWS = 20
 """Number of equal windows of a run's planned global steps; a row keeps each metric's mean over each."""
@@ -111,15 +112,12 @@ def finished(regime: Regime, arm: Arm, seeds: Iterable[int], rows: Mapping[str, 
 
 
 def _stated(regime: Regime, arm: Arm, seed: int, changes: tuple[tuple[str, str], ...]) -> str:
-    raw = json.loads(_unseeded(regime, arm, changes))
-    if arm.own_cold_start or regime.own_cold_starts:
-        raw["cold_start"]["seed"] = seed
-    return json.dumps(raw | {"seed": seed}, sort_keys=True)  # sorted: a key does not depend on the order of fields
+    return _unseeded(regime, arm, changes).replace(json.dumps(SEED), str(seed))
 
 
 @functools.cache
 def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) -> str:
-    """The part that all seeds of an arm's cell share, cached because parsing its YAML values takes milliseconds."""
+    """The text of an arm's cells with SEED for their seeds, made once: a page asks for thousands of keys."""
     raw = json.loads(regime.stated)
     apply(raw, arm.changes)
     norm = dict(regime.norms).get(raw["algorithm"].get("objective", {}).get("preset"))
@@ -128,7 +126,10 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
     _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
     # After `_spread`: a smoke run's numbers of steps are those that it states, for every N.
     apply(raw, changes)
-    return json.dumps({name: value for name, value in raw.items() if name not in NOT_HASHED})
+    raw = {name: value for name, value in raw.items() if name not in NOT_HASHED} | {"seed": SEED}
+    if arm.own_cold_start or regime.own_cold_starts:
+        raw["cold_start"]["seed"] = SEED
+    return json.dumps(raw, sort_keys=True)  # sorted: a key does not depend on the order of fields
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:

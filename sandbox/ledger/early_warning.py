@@ -10,12 +10,14 @@ out if there are none.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from scipy.sparse import csr_matrix
 
 from sandbox.ledger.cells import NUM_WINDOWS
 from sandbox.ledger.claim import Row
@@ -72,7 +74,7 @@ def warnings(rows: Sequence[Row]) -> list[Signal]:
         return []
     # A bootstrap draw is the number of times that each run occurs in it.
     drawn = np.random.default_rng(0).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=NUM_DRAWS)
-    weights = drawn.astype(np.float64)
+    weights = np.ascontiguousarray(drawn.T, dtype=np.float64)
     found = [one for name in SIGNALS if (one := _warning(name, rows, weights)) is not None]
     return sorted(found, key=lambda one: -one.auc)
 
@@ -97,59 +99,59 @@ def windows(row: Row, name: str) -> list[Window]:
 
 
 def shares(
-    stronger: Float[np.ndarray, "before runs"], weights: Float[np.ndarray, "draws runs"]
-) -> Float[np.ndarray, "draws before"]:
-    """The share of quiet windows with a weaker signal, for each window before a collapse; nan if it has none.
+    signals: Float[np.ndarray, " before"], quiet: Float[np.ndarray, " runs"], weights: Float[np.ndarray, "runs draws"]
+) -> Float[np.ndarray, "before draws"]:
+    """The share of quiet windows with a weaker signal, for each window before a collapse at their place; ties count
+    half. nan in a draw that has none of them.
 
-    stronger: 1 if the window's signal is above that of the run's quiet window at its place, 0.5 if equal, 0 if below,
-    nan without one. weights: how often each run counts. With one place this is Mann and Whitney's U over the number of
-    pairs.
+    quiet: the signal of each run's quiet window there; nan without one. weights: how often each run counts. With
+    weights of 1 the mean over windows is Mann and Whitney's U over the number of pairs.
     """
-    there = ~np.isnan(stronger)
-    peers = there.any(0)  # half of the runs are no window's
-    weights, stronger, there = weights[:, peers], stronger[:, peers], there[:, peers]
-    with np.errstate(invalid="ignore"):  # 0 / 0: a draw may have none of a window's quiet runs
-        return (weights @ np.nan_to_num(stronger).T) / (weights @ there.T)
+    runs = np.flatnonzero(~np.isnan(quiet))
+    levels, own = np.unique(signals, return_inverse=True)
+    # Bin 2k + 1 has the quiet windows that tie with level k, and bin 2k those between it and the level below.
+    bins = np.searchsorted(levels, quiet[runs], "left") + np.searchsorted(levels, quiet[runs], "right")
+    counted = csr_matrix((np.ones(len(runs)), (bins, runs)), shape=(2 * len(levels) + 1, len(quiet))) @ weights
+    weaker, tied = counted.cumsum(0), counted[1::2]
+    with np.errstate(invalid="ignore"):
+        return ((weaker[:-1:2] + 0.5 * tied) / weaker[-1])[own]
 
 
 def _warning(name: str, rows: Sequence[Row], drawn: np.ndarray) -> Signal | None:
     runs = [(row["regime"], windows(row, name)) for row in rows]
-    quiet: dict[tuple[str, int], dict[int, float]] = {}
+    quiet: dict[tuple[str, int], np.ndarray] = defaultdict(lambda: np.full(len(runs), np.nan))
     for i, (regime, found) in enumerate(runs):
         for one in found:
             if not one.ahead:
-                quiet.setdefault((regime, one.place), {})[i] = one.signal
-    others = {where: (np.array([*found]), np.array([*found.values()])) for where, found in quiet.items()}
-    before = [
-        (i, one, (regime, one.place))
-        for i, (regime, found) in enumerate(runs)
-        for one in found
-        if one.ahead and (regime, one.place) in quiet
-    ]
+                quiet[regime, one.place][i] = one.signal
+    before: dict[tuple[str, int], list[tuple[int, Window]]] = {}
+    for i, (regime, found) in enumerate(runs):
+        for one in found:
+            if one.ahead and (where := (regime, one.place)) in quiet:
+                before.setdefault(where, []).append((i, one))
     if not before:
         return None
-    stronger = np.full((len(before), len(runs)), np.nan)
-    for line, (_, one, where) in zip(stronger, before, strict=True):
-        peers, signals = others[where]
-        line[peers] = 0.5 * (one.signal > signals) + 0.5 * (one.signal >= signals)
-    owners, ahead = np.array([i for i, _, _ in before]), np.array([one.ahead for _, one, _ in before])
-    own = shares(stronger, np.ones((1, len(runs))))[0]
-    low, high = np.nanquantile(_areas(stronger, owners, drawn), [0.025, 0.975])
-    highest = {where: np.quantile(signals, 1 - FALSE_ALARMS) for where, (_, signals) in others.items()}
-    limits = np.array([highest[where] for _, _, where in before])
+    each, own, above = [], [], []
+    for where, windows_here in before.items():
+        signals = np.array([one.signal for _, one in windows_here])
+        own.append(shares(signals, quiet[where], np.ones((len(runs), 1)))[:, 0])
+        each.append(shares(signals, quiet[where], drawn))
+        above.append(signals > np.nanquantile(quiet[where], 1 - FALSE_ALARMS))
+    owners, ahead = np.array([(i, one.ahead) for found in before.values() for i, one in found]).T
+    own = np.concatenate(own)
+    low, high = np.nanquantile(_areas(np.concatenate(each), drawn[owners]), [0.025, 0.975])
     return Signal(
-        name, len(before), len(set(owners.tolist())), float(own.mean()), float(low), float(high),
+        name, len(owners), len(set(owners.tolist())), float(own.mean()), float(low), float(high),
         tuple(float(own[ahead == k].mean()) if (ahead == k).any() else math.nan for k in range(1, LEAD + 1)),
-        float((np.array([one.signal for _, one, _ in before]) > limits).mean()),
+        float(np.concatenate(above).mean()),
     )  # fmt: skip
 
 
-def _areas(stronger: np.ndarray, owners: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The area in each draw of runs; nan if a draw has no pair."""
-    each = shares(stronger, weights)
-    counts = weights[:, owners] * ~np.isnan(each)
+def _areas(each: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The area in each draw of runs, over windows before a collapse with these weights; nan if a draw has no pair."""
+    counts = weights * ~np.isnan(each)
     with np.errstate(invalid="ignore"):
-        return (counts * np.nan_to_num(each)).sum(1) / counts.sum(1)
+        return (counts * np.nan_to_num(each)).sum(0) / counts.sum(0)
 
 
 __all__ = ["LEAD", "SIGNALS", "Signal", "Window", "shares", "warnings", "windows"]

@@ -41,6 +41,7 @@ class Spreads:
         self.claims, self.rows = claims, rows
         self.regimes = {regime.name: regime for regime in regimes}
         self.seeds = sorted({row["seed"] for row in rows.values()})
+        self.by_place: dict[tuple[Arm, str], list[Row]] = {}
         self.by_arm: dict[tuple[str, str], list[Row]] = {}
         for row in rows.values():
             self.by_arm.setdefault((row["regime"], row["arm"]), []).append(row)
@@ -74,7 +75,11 @@ class Spreads:
 
     def rows_of(self, arm: Arm, home: str) -> list[Row]:
         """An arm's rows at home; none if home is not among the regimes."""
-        return finished(self.regimes[home], arm, self.seeds, self.rows) if home in self.regimes else []
+        if home not in self.regimes:
+            return []
+        if (arm, home) not in self.by_place:
+            self.by_place[arm, home] = finished(self.regimes[home], arm, self.seeds, self.rows)
+        return self.by_place[arm, home]
 
     def seconds(self, claim: Claim) -> float:
         """Mean seconds of one thread per run of the claim, else of its home, else of all; nan without any."""

@@ -28,16 +28,18 @@ def _row(first: int | None, regime: str = "hot", **series: Sequence[float | None
 
 @given(numbers, numbers)
 def test_the_area_is_mann_and_whitneys(before: list[float], quiet: list[float]) -> None:
-    """With one place the mean share is U / (n m), ties counted half; a weight of 2 is a run that stands there twice."""
+    """The mean share is U / (n m), ties counted half; a weight of 2 is a run that stands there twice, and 0 none."""
     u = stats.mannwhitneyu(before, quiet, alternative="two-sided", method="asymptotic").statistic
-    stronger = np.array([[0.5 * ((b > q) + (b >= q)) for q in quiet] for b in before])
-    once = np.ones((1, len(quiet)))
-    assert shares(stronger, once).mean() == pytest.approx(u / (len(before) * len(quiet)))
-    twice = np.concatenate([stronger, stronger[:, :1]], axis=1)
-    weights = once + np.eye(1, len(quiet))
-    assert shares(stronger, weights) == pytest.approx(shares(twice, np.ones((1, len(quiet) + 1))))
-    aside = np.concatenate([stronger, np.full((len(before), 1), np.nan)], axis=1)
-    assert (shares(aside, np.ones((1, len(quiet) + 1))) == shares(stronger, once)).all()
+    signals, others, once = np.array(before), np.array(quiet), np.ones((len(quiet), 1))
+    found = shares(signals, others, once)
+    assert found.mean() == pytest.approx(u / (len(before) * len(quiet)))
+    assert found[:, 0] == pytest.approx(np.mean([0.5 * ((signals > q) + 0.0 + (signals >= q)) for q in quiet], axis=0))
+    twice = shares(signals, np.append(others, others[0]), np.append(once, [[1.0]], axis=0))
+    assert shares(signals, others, once + np.eye(len(quiet), 1)) == pytest.approx(twice)
+    for quiet_too, weight in ((0.0, 0.0), (np.nan, 1.0)):
+        aside = shares(signals, np.append(others, quiet_too), np.append(once, [[weight]], axis=0))
+        assert (aside == found).all()
+    assert np.isnan(shares(signals, others, 0.0 * once)).all()
 
 
 def test_windows_are_before_a_collapse_or_quiet_or_neither() -> None:
