@@ -40,7 +40,10 @@ def file(name: str) -> Text:
 PAGES: dict[str, tuple[Text, Text]] = {
     "README, ledger": (ledger.PART.read, ledger.block),
     "ledger": ((RESULTS / "ledger.md").read_text, ledger.page),
-    "README, border": (border.PART.read, lambda: border.block(file("docs/border.md")())),
+    "README, border": (
+        border.PART.read,
+        lambda: border.block(file("docs/border.md")(), file("docs/border-tables.md")()),
+    ),
     "border": (file("docs/border.md"), border.page),
     "league": (league.PAGE.read_text, league.page),
     "drift": (drift.PART.read, drift.block),

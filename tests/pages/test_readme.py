@@ -15,8 +15,11 @@ FINDINGS = re.findall(
 
 
 def test_it_is_short() -> None:
-    """At most 900 words, code and the generated lines included: a stranger reads it in five minutes."""
-    assert len(README.split()) <= 900
+    """At most 900 words, code and the generated lines included: a stranger reads it in five minutes.
+
+    A table's rules are no words.
+    """
+    assert len([word for word in README.split() if word.strip("|-")]) <= 900
 
 
 def test_there_are_findings() -> None:
