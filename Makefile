@@ -55,13 +55,14 @@ test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, 
 
 # vLLM and Megatron-core keep global state, so a file has a process of its own, but for the groups that share one and its
 # imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself, CLUSTER and AHEAD
-# share a Ray, whose start takes ten seconds. Long ones first, so that neither of two workers idles at the end.
+# share a Ray, whose start takes ten seconds. Three at a time on two cores, since they often wait for ranks and engines;
+# long ones first, so that no worker idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
   vllm_partial vllm_precision vllm_preemption vllm_prefix)
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
 DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_places cluster_probe \
-  cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files \
+  cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \
   laws_capture launch micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
 AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
@@ -69,7 +70,7 @@ ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD),$(call sca
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(DRIVERS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' \
 	  $(ALONE:%='pytest %') \
-	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 2 -L 1 $(BIN)/python -m
+	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 3 -L 1 $(BIN)/python -m
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0

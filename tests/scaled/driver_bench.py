@@ -50,6 +50,8 @@ from theory.streams import stream
 FACTORS = (1, 2, 4, 8)
 PROMPTS, RESPONSES, TOKENS = 8, 8, 256
 """Of the smallest batch: 16,384 tokens."""
+STORED_PROMPTS = 2
+"""Enough for `--stored`: what Ray adds to a record is no hundredth of it."""
 LAYERS, SLOTS, EXPERTS, WIDTH = 48, 8, 128, 2048
 STEPS, MINIBATCHES = 3, 2
 POSITIONS = 4
@@ -189,7 +191,7 @@ class IdleSession(Session):
         )  # fmt: skip
 
 
-def config(folder: Path, factor: int, kind: Kind) -> ScaledRun:
+def config(folder: Path, num_prompts: int, kind: Kind) -> ScaledRun:
     """A run of some steps, without evaluations, traces and checkpoints in between."""
     raw = {
         "name": "driver", "backend": "scaled", "num_steps": STEPS, "output": str(folder / "runs"),
@@ -197,7 +199,7 @@ def config(folder: Path, factor: int, kind: Kind) -> ScaledRun:
         "algorithm": {
             "objective": {"preset": "minirl"},
             "replay": {"mode": "none" if kind == "dense" else kind, "predictor": {"num_positions": POSITIONS}},
-            "batch": {"num_prompts": PROMPTS * factor, "num_responses": RESPONSES, "num_minibatches": MINIBATCHES},
+            "batch": {"num_prompts": num_prompts, "num_responses": RESPONSES, "num_minibatches": MINIBATCHES},
             "sampling": {"max_tokens": TOKENS},
         },
         "training": {"num_ranks": 2}, "rollout": {"max_model_len": 2 * TOKENS}, "probe": {"max_mean_abs_diff": 99.0},
@@ -249,13 +251,13 @@ class Stored:
         return min(found)
 
 
-def one(factor: int, kind: Kind) -> dict[str, float]:
+def one(num_prompts: int, kind: Kind) -> dict[str, float]:
     """Peak MB of this process before and after a run, and of its own pages alone; MB of mu's record in a batch."""
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
         (own := OwnMemory()).start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        row = run(Path(name), factor, kind)
+        row = run(Path(name), num_prompts, kind)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         own.ended.set()
     record = row.get("transfer/routes_bytes") or 0.0
@@ -267,14 +269,14 @@ def one(factor: int, kind: Kind) -> dict[str, float]:
     }
 
 
-def run(folder: Path, factor: int, kind: Kind) -> dict[str, Any]:
+def run(folder: Path, num_prompts: int, kind: Kind) -> dict[str, Any]:
     """A run's last metrics; `folder` has the model."""
     IdleSession.kind, scaled.session.Session = kind, IdleSession
-    return scaled.run.run(config(folder, factor, kind), progress="none").metrics()[-1]
+    return scaled.run.run(config(folder, num_prompts, kind), progress="none").metrics()[-1]
 
 
 def stored(*kinds: Kind) -> dict[Kind, dict[str, int]]:
-    """Bytes in the object store in the last step of the smallest batch: after its last update, and after its push."""
+    """Bytes in the object store in the last step of a run on STORED_PROMPTS: after its last update and its push."""
     places = {
         "update": Stored(TrainingGroup, "update", STEPS * MINIBATCHES),
         "push": Stored(RolloutGroup, "load_weights", STEPS + 1),  # the first push is before the first step
@@ -283,7 +285,7 @@ def stored(*kinds: Kind) -> dict[Kind, dict[str, int]]:
     for kind in kinds:
         with tempfile.TemporaryDirectory() as name:
             save_model(Path(name) / "model")
-            run(Path(name), 1, kind)
+            run(Path(name), STORED_PROMPTS, kind)
         found[kind] = {name: place.last for name, place in places.items()}
     return found
 
@@ -325,4 +327,4 @@ if __name__ == "__main__":
     if words.stored:
         print(json.dumps(stored("R2", "R3", "Pr2", "Pr3")))
     else:
-        print(main() if words.one is None else json.dumps(one(words.one, words.kind)))
+        print(main() if words.one is None else json.dumps(one(words.one * PROMPTS, words.kind)))

@@ -149,14 +149,20 @@ def _draw(name: str, size: tuple[int, ...], generator: torch.Generator) -> Tenso
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens on now, below those that the system hands to outgoing connections (gloo opens many)."""
+    """Ports that nobody listens on now, below those that the system hands to outgoing connections (gloo opens many).
+
+    They are this process's for its life: some are used minutes later, while other tests look for theirs.
+    """
     ports: list[int] = []
-    port = 20000 + os.getpid() * 37 % 10000
-    while len(ports) < number:
-        port += 1
-        with socket.socket() as one, contextlib.suppress(OSError):
+    for port in range(20000, 30000):
+        if len(ports) == number:
+            break
+        with socket.socket(socket.AF_UNIX) as claim, socket.socket() as one, contextlib.suppress(OSError):
+            claim.bind(f"\0firstorder-port-{port}")
             one.bind(("127.0.0.1", port))
+            claim.detach()  # it stays open, and the name taken, until this process and its copies have ended
             ports.append(port)
+    assert len(ports) == number, f"expected {number} free ports, got {len(ports)}"
     return ports
 
 

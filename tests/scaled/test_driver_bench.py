@@ -25,7 +25,7 @@ def test_the_object_store_holds_what_is_counted() -> None:
     found = json.loads(printed.splitlines()[-1])
     assert list(found) == ["R2", "R3", "Pr2", "Pr3"]
     for kind, measured in found.items():
-        config = driver_bench.config(Path("unused"), 1, kind)
+        config = driver_bench.config(Path("unused"), driver_bench.STORED_PROMPTS, kind)
         for place, count in (("update", most_stored_bytes), ("push", stored_bytes)):
             # A row for every token but the last one; prompts of a few tokens.
             planned = count(config, QWEN, driver_bench.TOKENS + 6)
