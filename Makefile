@@ -66,9 +66,10 @@ DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous clus
   laws_capture launch micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
 AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
-ALONE := $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD),$(call scaled_tests,*))
+LONG := $(call scaled_tests,scaled_run vllm_actors)
+ALONE := $(LONG) $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD) $(LONG),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
-	printf '%s\n' 'pytest $(VLLM)' 'pytest $(RANKS)' 'pytest $(DRIVERS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' \
+	printf '%s\n' 'pytest $(DRIVERS)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' 'pytest $(VLLM)' \
 	  $(ALONE:%='pytest %') \
 	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 3 -L 1 $(BIN)/python -m
 

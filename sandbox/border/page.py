@@ -60,7 +60,7 @@ PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/borde
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed if its last quarter is below
 half of its highest level, the one before training included; the number of collapsed runs is below the accuracy, unless
 it is 0 of 8 or more. Dashed: half of the runs without a remedy collapse there (`KL x N = x*`, below). Grey: not in
-the design. On the site, [every run](border-map.html) is a curve to click, with the command that makes it again.*
+the design. On the site, [every run](border-map.html) is a curve to click, with its command.*
 """
 
 SIGN = """## The sign of the weight

@@ -46,12 +46,12 @@ def test_no_star_of_a_symbol_begins_italics() -> None:
 
 def test_the_readme_has_the_rate_of_its_number() -> None:
     """x* stands beside its learning rate and the runs at half of it; a verdict that is not decided is told, too."""
-    page = (DOCS / "border.md").read_text(encoding="utf-8")
-    said = " ".join(block(page).split())
+    page, tables = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("border", "border-tables"))
+    said = " ".join(block(page, tables).split())
     assert re.search(r"KL x N = \S+ \(\S+ to \S+\) and a learning rate of 2e-3; at half the rate \d+ of \d+ do", said)
     (line,) = re.findall(r"^- Claim 46: .*$", page, re.MULTILINE)
     other = page.replace(f"{line}\n", "").replace("by number: inconclusive: ", "by number: inconclusive: 46, ")
-    assert "(claim 46: inconclusive)" in block(other) and "(claim 46: reproduced)" in block(page)
+    assert "(claim 46: inconclusive)" in block(other, tables) and "(claim 46: reproduced)" in block(page, tables)
 
 
 def _texts(svg: str) -> list[str]:

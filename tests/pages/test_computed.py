@@ -71,8 +71,9 @@ def test_a_page_is_computed_from_the_kept_rows(stands: Text, computed: Text) -> 
 
 
 def test_no_claim_has_more_than_its_trial_allows() -> None:
-    """Decision 7: 40 seeds for a first trial, 3 hours of one thread for a second one, at the mean time of its runs."""
-    needed = needs(CLAIMS, REGIMES, ledger.kept())
+    """Decision 7: 40 seeds for a first trial, 3 hours of one thread for a second one, as planned from earlier runs."""
+    # Those of second trials have seeds from 300 on: a slow machine that makes them does not change the plan.
+    needed = needs(CLAIMS, REGIMES, {cell: row for cell, row in ledger.kept().items() if row["seed"] < 300})
     for claim in CLAIMS:
         seeds = len(claim.deciding())
         if claim.repeats is None:
