@@ -126,10 +126,11 @@ def _unseeded(regime: Regime, arm: Arm, changes: tuple[tuple[str, str], ...]) ->
     _spread(raw, arm.num_minibatches, f"regime {regime.name}, arm {arm.name}")
     # After `_spread`: a smoke run's numbers of steps are those that it states, for every N.
     apply(raw, changes)
-    raw = {name: value for name, value in raw.items() if name not in NOT_HASHED} | {"seed": SEED}
+    hashed = {name: value for name, value in raw.items() if name not in NOT_HASHED}
+    hashed["seed"] = SEED
     if arm.own_cold_start or regime.own_cold_starts:
-        raw["cold_start"]["seed"] = SEED
-    return json.dumps(raw, sort_keys=True)  # sorted: a key does not depend on the order of fields
+        hashed["cold_start"]["seed"] = SEED
+    return json.dumps(hashed, sort_keys=True)  # sorted: a key does not depend on the order of fields
 
 
 def _spread(raw: dict[str, Any], n: int, where: str) -> None:
