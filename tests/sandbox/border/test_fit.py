@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sandbox.border.fit import RATED, alike, auc, chances, expected, fit_all, logistic
+from sandbox.border.fit import RATED, RIDGE, alike, auc, chances, deviance, expected, fit_all, logistic, points
 
 
 def planted(num_seeds: int, border: float, steepness: float, seed: int = 0) -> pd.DataFrame:
@@ -73,6 +73,31 @@ def test_auc_and_logistic_by_hand():
     assert auc(x, y) == 1.0 and auc(-x, y) == 0.0 and auc(np.zeros(4), y) == 0.5
     a, b = logistic(x, y)
     assert a == pytest.approx(0.0, abs=1e-4) and 1.0 < b < 20.0
+
+
+def test_the_interval_is_that_of_draws_with_their_runs_repeated() -> None:
+    """Draws are fitted all at once, by how often each has a run; one at a time, on its runs written out, each has the
+    same border, so that the quantiles are the same, and the same best number."""
+    runs, names = planted(20, 0.8, 3.0), ["KL x N", "KL", "F(2) x N"]
+    generator, by_seed = np.random.default_rng(0), [own for _, own in runs.groupby("seed")]
+    draws = [pd.concat([by_seed[i] for i in generator.integers(20, size=20)]) for _ in range(30)]
+    each = {name: [logistic(*(xy := points(name, draw))) + xy for draw in draws] for name in names}
+    best = [min(names, key=lambda name: deviance(*each[name][i])) for i in range(30)]
+    for found in fit_all(runs, names, num_draws=30):
+        borders = [math.exp(-a / b) for a, b, _, _ in each[found.name]]
+        assert (found.low, found.high) == pytest.approx(tuple(np.quantile(borders, [0.025, 0.975])), rel=1e-6)
+        assert found.num_best == best.count(found.name)
+
+
+def test_no_other_line_is_nearer() -> None:
+    """At the fit the gradient of the penalised loss is zero, also where one run is far off or x separates all."""
+    generator = np.random.default_rng(5)
+    for x in (generator.standard_normal(60), np.linspace(-50, 50, 60), np.append(generator.standard_normal(59), 1e4)):
+        y = (x + 0.5 * generator.standard_normal(60) > 0).astype(float)
+        a, b = logistic(x, y)
+        excess = 1 / (1 + np.exp(-np.clip(a + b * x, -700, 700))) - y
+        assert excess.sum() == pytest.approx(0.0, abs=1e-6)
+        assert (excess * x).sum() + RIDGE * b == pytest.approx(0.0, abs=1e-4)
 
 
 def test_runs_of_one_kind_have_no_border():
