@@ -19,7 +19,7 @@ from scipy import special, stats
 Numbers = Float[np.ndarray, " runs"]
 Draws = Float[np.ndarray, " draws"]
 Weights = Float[np.ndarray, "draws runs"]
-"""How often each draw has each run."""
+"""The number of times that each draw has each run."""
 
 CANDIDATES: Mapping[str, Callable[[Mapping[str, Numbers]], Numbers]] = {
     "KL": lambda r: r["kl"],

@@ -84,6 +84,20 @@ def with_free_norm(arm: Arm) -> Arm:
     return replace(arm, name=f"{arm.name}-free_norm", changes=changes)
 
 
+def with_dual_clip(arm: Arm) -> Arm:
+    """GRPO's arm with a second clip, at 3 (arXiv 1912.09729): a token whose advantage is negative has no gradient where
+    pi/old is above it."""
+    changes = dict(arm.changes)
+    assert changes["algorithm.objective.preset"] == "grpo", arm.name
+    # The preset differs from GRPO also in its advantage and its aggregation, so GRPO's are stated.
+    changes |= {
+        "algorithm.objective.preset": "ppo_dual_clip",
+        "algorithm.objective.advantage": "group_norm",
+        "algorithm.objective.aggregation": "length_norm",
+    }
+    return replace(arm, name=f"{arm.name}-dual_clip", changes=tuple(changes.items()))
+
+
 def of_batch(arm: Arm, num_responses: int) -> Arm:
     """The arm with so many responses per update, a multiple of the 8 per prompt; the study's own number is 64."""
     changes = (*arm.changes, ("algorithm.batch.num_prompts", str(num_responses // 8)))
