@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from lab.markdown import markdown_table
 from sandbox.border.pictures import TITLES
-from sandbox.border.study import paragraph
+from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import ended, summary
 from sandbox.claims.border_arms import NORMS
 
@@ -36,8 +38,12 @@ table has the share of windows (a twentieth of the run each) in the first tenth 
 at router noise 0.5 unless it says exact.
 """
 
+DUAL_CLIPPED = {"none": "dual clip", "R3": "R3 and dual clip"}
+"""The remedies whose runs with a second clip are shown, and their words."""
+
 UNCLIPPED = """Do these outcomes come from clipping? The same runs of GRPO with a threshold above every norm (claims 58
-to 60):
+to 60), and with a *dual clip*, under which a token of negative advantage has no gradient where pi/old is above 3
+(claims 62 and 63; arXiv 1912.09729). A dash stands where no run was made.
 """
 
 
@@ -69,37 +75,65 @@ def clipping_of(table: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def clipping(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
+def clipping(study: BorderStudy) -> str:
     """The tables of the binding share by arm, and of the runs without clipping, for the page of tables."""
     titles = ("N = 8", "threshold", "windows above it")
     norms = {words: NORMS[preset] for preset, words in OBJECTIVES.items()}
     lines = [
-        (words, norms[re.split(",| with ", words)[0]], f"{share:.0%}") for words, share in clipping_of(table).items()
+        (words, norms[re.split(",| with ", words)[0]], f"{share:.0%}")
+        for words, share in clipping_of(study.table).items()
     ]
-    return f"{CLIPPING}\n{markdown_table(titles, lines)}{_beside_clipped(table, unclipped)}" if lines else ""
+    return f"{CLIPPING}\n{markdown_table(titles, lines)}{_beside_clipped(study)}" if lines else ""
 
 
-def _beside_clipped(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
+def _beside_clipped(study: BorderStudy) -> str:
     lines = []
     for words, gap, remedy in (("an exact engine", "exact", "none"), *((TITLES[one], GAP, one) for one in FREE)):
-        own, free = (summary(one, preset="grpo", gap=gap, remedy=remedy, N=8) for one in (table, unclipped))
-        if own is not None and free is not None:
-            cells = [cell for one in (own, free) for cell in (ended(one), f"{one['area']:.3f}")]
-            lines.append((words, *cells))
+        found = [_at_8(one, remedy, gap) for one in (study.table, study.unclipped)]
+        if all(found):
+            lines.append((words, *_cells(found)))
+    for remedy, words in DUAL_CLIPPED.items():
+        found = [_at_8(one, remedy) for one in (study.dual_clipped, study.dual_unclipped)]
+        if any(found):
+            lines.append((words, *_cells(found)))
     titles = ("GRPO, N = 8", "collapsed, clipped", "accuracy", "collapsed, never clipped", "accuracy")
     return f"\n{UNCLIPPED}\n{markdown_table(titles, lines)}" if lines else ""
 
 
+def _at_8(table: pd.DataFrame, remedy: str, gap: str = GAP) -> dict[str, Any] | None:
+    return summary(table, preset="grpo", gap=gap, remedy=remedy, N=8)
+
+
+def _cells(found: Sequence[dict[str, Any] | None]) -> list[str]:
+    """Collapsed runs and mean accuracy of each; dashes for one without runs."""
+    return [cell for one in found for cell in (("–", "–") if one is None else (ended(one), f"{one['area']:.3f}"))]
+
+
 def _outcomes(unclipped: pd.DataFrame) -> str:
     """Collapsed runs without clipping, by remedy; empty unless all of FREE have runs."""
-    found = {TITLES[remedy]: summary(unclipped, preset="grpo", gap=GAP, remedy=remedy, N=8) for remedy in FREE}
+    found = {TITLES[remedy]: _at_8(unclipped, remedy) for remedy in FREE}
     counts = [f"{ended(one)} with {words}" for words, one in found.items() if one is not None]
     return ", ".join(counts) if len(counts) == len(FREE) else ""
 
 
-def clipping_said(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
+def _dual_said(study: BorderStudy) -> str:
+    """The outcomes with a second clip, in a sentence; empty unless both kinds have runs."""
+    alone, with_r3 = _at_8(study.dual_clipped, "none"), _at_8(study.dual_unclipped, "R3")
+    if alone is None or with_r3 is None:
+        return ""
+    return (
+        "The gradient's largest norms under R3 come from single tokens of negative advantage, unlikely under old and "
+        "sampled by mu, whose pi/old GRPO's clip does not bound. A *dual clip* does, here at 3: with it "
+        f"{ended(with_r3)} runs collapse under R3, never clipped, with an accuracy of {with_r3['area']:.3f}, and "
+        f"{ended(alone)} without replay or weight, clipped ({alone['area']:.3f}; claims 62 and 63). verl has it on by "
+        "default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other counts here are of "
+        "GRPO without it."
+    )
+
+
+def clipping_said(study: BorderStudy) -> str:
     """The page's paragraph on clipping; empty without the runs that it names."""
-    share = clipping_of(table)
+    share = clipping_of(study.table)
     if len(share) < 2:
         return ""
     (_, exact), *others = share.items()
@@ -112,9 +146,10 @@ def clipping_said(table: pd.DataFrame, unclipped: pd.DataFrame) -> str:
         f"{exact:.0%} of the windows of the first tenth have a larger mean norm.",
         f"The shares at router noise 0.5 and N = 8: {shown}.",
         f"Never clipped, GRPO collapses in {outcomes} (claims 58 to 60; [tables](border-tables.md#clipping))."
-        if (outcomes := _outcomes(unclipped))
+        if (outcomes := _outcomes(study.unclipped))
         else "A comparison of these arms is therefore also one of clipped and unclipped updates "
         "([table](border-tables.md#clipping)).",
+        _dual_said(study),
     )
 
 

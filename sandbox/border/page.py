@@ -37,7 +37,7 @@ def markdown(study: BorderStudy, found: Sequence[Finding]) -> str:
         _sign(study.grpo), one_number.markdown(study), controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),
-        objectives.clipping_said(study.table, study.unclipped), alarm_said(study), _limits(study),
+        objectives.clipping_said(study), alarm_said(study), _limits(study),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)
 
@@ -138,15 +138,16 @@ def _claims(found: Sequence[Finding]) -> str:
     for finding in (one for one in found if one.decides):
         claim, word = finding.claim, finding.word or "runs are missing"
         if word in DECIDED:
-            decided.append(f"- Claim {claim.number}: {claim.sentence} **{word}.**")
+            decided.append((str(claim.number), claim.sentence, word))
         else:
             word = f"{word}, tried again" if claim.number in again else word
             open_.setdefault(word, []).append(str(claim.number))
     if not decided and not open_:
         return ""
     others = "; ".join(f"{word}: {', '.join(numbers)}" for word, numbers in open_.items())
-    last = f"- The others, by number: {others}.\n" if others else ""
-    return "\n".join([CLAIMS, *decided, last])
+    table = markdown_table(("claim", "finding", "verdict"), decided) if decided else ""
+    last = paragraph(f"The others, by number: {others}.") if others else ""
+    return "\n".join(part for part in (CLAIMS, table, last) if part)
 
 
 def _sign(grpo: pd.DataFrame) -> str:

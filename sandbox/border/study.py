@@ -13,7 +13,7 @@ from lab.ladder import seed_mean
 from sandbox.border.alarm import AlarmRule, choose
 from sandbox.border.fit import BorderFit, fit_all
 from sandbox.border.lengths import is_branch, is_on_sums
-from sandbox.border.table import on_map, runs, slower_runs, unclipped_runs, where
+from sandbox.border.table import dual_clipped_runs, on_map, runs, slower_runs, unclipped_runs, where
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Row
 
@@ -52,6 +52,16 @@ class BorderStudy:
     def unclipped(self) -> pd.DataFrame:
         """GRPO's runs without gradient clipping."""
         return where(unclipped_runs(self.rows, self.regime), preset="grpo")
+
+    @cached_property
+    def dual_clipped(self) -> pd.DataFrame:
+        """GRPO's runs with a second clip, gradients clipped as in `table`."""
+        return dual_clipped_runs(self.rows, self.regime, has_free_norm=False)
+
+    @cached_property
+    def dual_unclipped(self) -> pd.DataFrame:
+        """GRPO's runs with a second clip and without gradient clipping."""
+        return dual_clipped_runs(self.rows, self.regime, has_free_norm=True)
 
     @cached_property
     def fits(self) -> list[BorderFit]:

@@ -14,7 +14,17 @@ import pandas as pd
 from scipy import stats
 
 from sandbox.claims import CLAIMS
-from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, REMEDIES, ROUTER_GAPS, at, slower, with_free_norm
+from sandbox.claims.border_arms import (
+    DEGREES,
+    GAPS,
+    NORMS,
+    REMEDIES,
+    ROUTER_GAPS,
+    at,
+    slower,
+    with_dual_clip,
+    with_free_norm,
+)
 from sandbox.ledger.cells import MAX_GRAD_NORM, NUM_WINDOWS, Regime, key
 from sandbox.ledger.claim import Arm, Row
 from sandbox.ledger.course import area, collapse_step, collapsed, final, initial, peak
@@ -54,6 +64,16 @@ def slower_runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
 def unclipped_runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """The lines of `runs` for the map's arms without gradient clipping (claim 58)."""
     return _runs(rows, regime, {with_free_norm(arm).name: place for place, arm in _places()}, with_free_norm)
+
+
+def dual_clipped_runs(rows: Mapping[str, Row], regime: Regime, *, has_free_norm: bool) -> pd.DataFrame:
+    """The lines of `runs` for GRPO's arms with a second clip, without gradient clipping (claim 62) or with it (63)."""
+
+    def changed(arm: Arm) -> Arm:
+        return with_dual_clip(with_free_norm(arm) if has_free_norm else arm)
+
+    names = {changed(arm).name: place for place, arm in _places() if place[0] == "grpo"}
+    return _runs(rows, regime, names, changed)
 
 
 def _runs(

@@ -53,7 +53,7 @@ def markdown(study: BorderStudy, found: Sequence[Finding], waiting: str) -> str:
     """The page; `found` are the findings of the study's claims, `waiting` is the ledger's `waiting_text`."""
     parts = [
         INTRO, _gap(study.grpo), one_number.tables(study), rates.remedies(study.grpo, study.slowed),
-        longer_responses(study.rows, study.regime), objectives.clipping(study.table, study.unclipped),
+        longer_responses(study.rows, study.regime), objectives.clipping(study),
         ENTROPY if len(study.table) else "", alarms(study), _predictions(found, waiting),
     ]  # fmt: skip
     return "\n".join(part for part in parts if part)

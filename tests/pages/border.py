@@ -51,7 +51,9 @@ def _own() -> list[Finding]:
 
 def block(text: str, tables: str) -> str:
     """The README's table and lines on the study, between its two marks: counts and x*, from the study's two pages."""
-    found = re.findall(r"^\| ([\w ]+) \| (\d+ of \d+) \|[^|]+\| (\d+ of \d+) \|", tables, re.MULTILINE)
+    found = re.findall(
+        r"^\| ([\w ]+) \| (\d+ of \d+|–) \| [\d.–]+ \| (\d+ of \d+|–) \| [\d.–]+ \|$", tables, re.MULTILINE
+    )
     counts = [(re.sub("token TIS|TIS", "Token-TIS", name), *ofs) for name, *ofs in found]
     aged = dict(re.findall(r"^\| (kept, [\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
     ((stale, stale_r3, stale_tis),) = re.findall(
@@ -66,10 +68,11 @@ def block(text: str, tables: str) -> str:
     return (
         "Collapsed runs of GRPO with N = 8 updates per rollout and the largest gap (exploratory counts over seeds):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
-        "- **Off policy, R3 and the token weight prevent most collapses**, and R3 needs clipping or the weight\n"
-        f"  (claims 55: {claims['55']}, 59: {claims['59']}, 60: {claims['60']}). At N = 1 the weight\n"
-        f"  lowers accuracy (claim 46: {claims['46']}). Half of the runs without a remedy collapse at\n"
-        f"  KL x N = {border} and a learning rate of {rate}; at half the rate\n"
+        "- **Off policy, R3 and the token weight prevent most collapses**, and R3 needs clipping, the weight or a\n"
+        "  dual clip, which bounds unlikely tokens of negative advantage\n"
+        f"  (claims 55: {claims['55']}, 59: {claims['59']}, 60: {claims['60']}, 62: {claims['62']}).\n"
+        f"  At N = 1 the weight lowers accuracy (claim 46: {claims['46']}). Half of the runs without a remedy\n"
+        f"  collapse at KL x N = {border} and a learning rate of {rate}; at half the rate\n"
         f"  {slower} do ([where training breaks](docs/border.md)).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"
@@ -81,9 +84,9 @@ def block(text: str, tables: str) -> str:
 
 def _verdicts(text: str) -> dict[str, str]:
     """The verdict by a claim's number: of those that the page has in full, and of those that it has by number."""
-    found = dict(re.findall(r"^- Claim (\d+): .* \*\*(.+)\.\*\*$", text, re.MULTILINE))
-    for line in re.findall(r"^- The others, by number: (.*)\.$", text, re.MULTILINE):
-        for part in line.split("; "):
+    found = dict(re.findall(r"^\| (\d+) \| [^|]+ \| ([a-z ]+) \|$", text, re.MULTILINE))
+    for line in re.findall(r"^The others, by number: ([^.]*)\.$", text, re.MULTILINE):
+        for part in " ".join(line.split()).split("; "):
             word, _, numbers = part.partition(": ")
             found |= dict.fromkeys(numbers.split(", "), word)
     return found

@@ -38,6 +38,11 @@ REMEDIES = {
     "router32": ("Compute the router in float32", "–"),
     "tis": ("Weight tokens by old/mu, capped (Token-TIS)", CORRECTION.format("name: token_tis, cap: 2.0")),
     "icepop": ("Drop tokens outside bounds (IcePop)", CORRECTION.format("name: icepop, lo: 0.5, hi: 5.0")),
+    "dual_clip": (
+        "Bound pi/old where the advantage is negative (dual clip)",
+        "`--algorithm.objective.preset ppo_dual_clip --algorithm.objective.advantage group_norm "
+        "--algorithm.objective.aggregation length_norm`",
+    ),
     "sequence": ("Weight or drop whole responses", CORRECTION.format("name: seq_tis, cap: 2.0")),
     "old_pass": ("Score with the trainer before the updates (the old pass)", "always on"),
     "precision": ("The same precision on both sides", "`--engine.defects '[]'`"),
@@ -47,7 +52,7 @@ REMEDIES = {
 }
 """Each remedy, and how to try it in the sandbox."""
 CAUSES = {
-    "routing": ("r3", "r2", "router32", "tis", "icepop"),
+    "routing": ("r3", "r2", "router32", "tis", "icepop", "dual_clip"),
     "precision": ("precision", "tis", "icepop", "invariant", "sequence"),
     "stale": ("sync", "minibatches", "tis", "icepop", "sequence"),
     "behind": ("sync", "minibatches", "tis", "icepop", "sequence"),
@@ -72,9 +77,9 @@ The page is written by `python -m tests.pages.frameworks`.
 ## From the cause to the remedy
 """
 OPTIONS = """
-With R3 keep gradient clipping, or add the token weight. In the sandbox, at N = 8 and a large engine gap, R3 alone
-collapses in most runs if gradients are never clipped, and R3 with the weight in none
-([claims 59 and 60](../border-tables.md#clipping)).
+With R3 keep gradient clipping, or add the token weight or a dual clip. In the sandbox, at N = 8 and a large engine
+gap, R3 alone collapses in most runs if gradients are never clipped, R3 with the weight in none, and R3 with a dual clip
+in few ([claims 59, 60 and 62](../border-tables.md#clipping)).
 
 Faults of the records (`shifted`, `zero_padded`, `last_token`, `mask`, `temperature` and others) have no such option:
 the doctor's line *Do first* says where to look. With `nothing` both sides are equal; check that an old pass ran, since

@@ -49,7 +49,7 @@ def test_the_readme_has_the_rate_of_its_number() -> None:
     page, tables = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("border", "border-tables"))
     said = " ".join(block(page, tables).split())
     assert re.search(r"KL x N = \S+ \(\S+ to \S+\) and a learning rate of 2e-3; at half the rate \d+ of \d+ do", said)
-    (line,) = re.findall(r"^- Claim 46: .*$", page, re.MULTILINE)
+    (line,) = re.findall(r"^\| 46 \| .*$", page, re.MULTILINE)
     other = page.replace(f"{line}\n", "").replace("by number: inconclusive: ", "by number: inconclusive: 46, ")
     assert "(claim 46: inconclusive)" in block(other, tables) and "(claim 46: reproduced)" in block(page, tables)
 

@@ -15,7 +15,7 @@ from sandbox.border.pictures import FULL, svg
 from sandbox.border.study import WIDTH, BorderStudy, paragraph
 from sandbox.border.table import STORY
 from sandbox.border.tables_page import markdown as tables_page
-from sandbox.claims.border_arms import MAP, slower, with_free_norm
+from sandbox.claims.border_arms import MAP, slower, with_dual_clip, with_free_norm
 from sandbox.claims.c43_from_one_state import branch
 from sandbox.ledger.cells import key
 from tests.sandbox.border.made import BORDER, rows
@@ -163,11 +163,11 @@ def test_clipping_is_equal_only_where_the_shares_are(weighted: float, words: str
     for gap, remedy, norm in (("exact", "none", 0.2), ("r0.5", "none", 2.0), ("r0.5", "tis", weighted)):
         made |= rows(gap, remedy, 8, 2, series={"actor/grad_norm": [norm] * 20})
     study = BorderStudy(made, BORDER)
-    said = flat(objectives.clipping_said(study.table, study.unclipped))
+    said = flat(objectives.clipping_said(study))
     assert f"**Clipping** {words}." in said and "where 0% of the windows" in said
     assert f"GRPO with no remedy 100%; GRPO with token TIS {100 * (weighted > 1)}%" in said
     assert "also one of clipped and unclipped updates" in said
-    assert objectives.clipping(study.table, study.unclipped).endswith(
+    assert objectives.clipping(study).endswith(
         f"| GRPO with no remedy | 1.0 | 100% |\n| GRPO with token TIS | 1.0 | {100 * (weighted > 1)}% |\n"
     )
 
@@ -181,12 +181,28 @@ def test_runs_without_clipping_stand_beside_the_others() -> None:
         made |= rows("r0.5", remedy, 8, 4, num, changed=with_free_norm)
     study = BorderStudy(made, BORDER)
     assert len(study.table) == 2 + 20 and len(study.unclipped) == 20
-    said = flat(objectives.clipping_said(study.table, study.unclipped))
+    said = flat(objectives.clipping_said(study))
     assert (
         "Never clipped, GRPO collapses in 3 of 4 with no remedy, 4 of 4 with R2, 1 of 4 with R3, 0 of 4 with token "
         "TIS, 2 of 4 with TIS and R3 (claims 58 to 60;" in said
     )
-    assert "| R3 | 2 of 4 | 0.150 | 1 of 4 | 0.225 |" in objectives.clipping(study.table, study.unclipped)
+    assert "| R3 | 2 of 4 | 0.150 | 1 of 4 | 0.225 |" in objectives.clipping(study)
+
+
+def test_runs_with_a_second_clip_have_their_own_lines() -> None:
+    """They are neither in the map nor among those without clipping; where one kind has no run the line has a dash."""
+    made = rows("exact", "none", 8, 2, series={"actor/grad_norm": [0.2] * 20})
+    made |= rows("r0.5", "none", 8, 4, 4) | rows("r0.5", "none", 8, 4, 1, changed=with_dual_clip)
+    study = BorderStudy(made, BORDER)
+    assert len(study.table) == 6 and len(study.dual_clipped) == 4
+    assert "| dual clip | 1 of 4 | 0.225 | – | – |" in objectives.clipping(study)
+    assert "dual clip" not in objectives.clipping_said(study)
+    both = made | rows("r0.5", "R3", 8, 5, 2, changed=lambda arm: with_dual_clip(with_free_norm(arm)))
+    study = BorderStudy(both, BORDER)
+    assert study.unclipped.empty and len(study.dual_unclipped) == 5
+    assert "| R3 and dual clip | – | – | 2 of 5 | 0.180 |" in objectives.clipping(study)
+    said = flat(objectives.clipping_said(study))
+    assert "2 of 5 runs collapse under R3, never clipped, with an accuracy of 0.180, and 1 of 4 without replay" in said
 
 
 def test_an_entropy_path_is_the_median_over_runs() -> None:
