@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -10,8 +11,9 @@ from scipy import stats
 from sandbox.border.table import STORY, by_staleness, places, runs, same_as, slower_runs, story, summary
 from sandbox.claims import REGIMES
 from sandbox.claims.arms import arm
-from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at, slower
-from sandbox.ledger.cells import key
+from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at, slower, with_dual_clip
+from sandbox.ledger.cells import cell, key
+from theory.objectives.presets.dual_clip import DualClip
 
 (BORDER,) = (regime for regime in REGIMES if regime.name == "border")
 
@@ -134,3 +136,21 @@ def test_lines_by_staleness_ascend_in_n() -> None:
     ]
     found = by_staleness(runs(dict(given), BORDER), "r0.5", "area")
     assert list(found) == ["R3"] and list(found["R3"].items()) == [(1, pytest.approx(0.1)), (8, pytest.approx(0.3))]
+
+
+@pytest.mark.parametrize("remedy", ["none", "R3", "tis-R3"])
+def test_the_second_clip_is_all_in_which_its_arm_differs(remedy: str) -> None:
+    """The trust region has GRPO's two bounds and c = 3; advantage, ratio, weight, aggregation and all else are equal
+    to GRPO's."""
+    plain = at("r0.5", remedy, 8)
+    own, other = (cell(BORDER, arm, 104).config for arm in (plain, with_dual_clip(plain)))
+    grpo, dual = (config.algorithm.build() for config in (own, other))
+    assert isinstance(dual.objective.trust_region, DualClip) and not isinstance(grpo.objective.trust_region, DualClip)
+    assert dual.objective.trust_region.clip_ratio_c == 3.0
+    same = {"name": "", "title": "", "trust_region": grpo.objective.trust_region}
+    assert replace(dual.objective, **same) == replace(grpo.objective, **same)
+    for bound in ("eps_low", "eps_high"):
+        assert getattr(dual.objective.trust_region, bound) == getattr(grpo.objective.trust_region, bound)
+    assert replace(dual, objective=grpo.objective) == grpo
+    named = {"name": "", "algorithm": own.algorithm}
+    assert other.model_copy(update=named) == own.model_copy(update=named)
