@@ -140,7 +140,8 @@ def _draws(runs: pd.DataFrame, num_draws: int) -> Weights:
     """A bootstrap of the seeds; draws whose runs all end alike are left out."""
     y = runs["collapsed"].to_numpy(dtype=np.float64)
     # Runs of one seed share an initial model, so the bootstrap draws seeds.
-    groups, num_seeds = pd.factorize(runs["seed"])[0], runs["seed"].nunique()
+    groups, seeds = pd.factorize(runs["seed"].to_numpy())
+    num_seeds = len(seeds)
     # A fixed seed: the page comes out the same from the same rows.
     generator = np.random.default_rng(0)
     counts = [np.bincount(generator.integers(num_seeds, size=num_seeds), minlength=num_seeds) for _ in range(num_draws)]
