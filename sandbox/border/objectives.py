@@ -131,6 +131,15 @@ def _dual_said(study: BorderStudy) -> str:
     )
 
 
+def dual_beside(study: BorderStudy) -> str:
+    """The page's first word on a second clip, which GRPO has not here; empty without runs of it."""
+    alone = _at_8(study.dual_clipped, "none")
+    return "" if alone is None else paragraph(
+        f"GRPO has no *dual clip* here. With one, and no other remedy, {ended(alone)} runs collapse, with an accuracy "
+        f"of {alone['area']:.3f} (claim 63; [below](#grpo-minirl-and-gspo))."
+    )  # fmt: skip
+
+
 def clipping_said(study: BorderStudy) -> str:
     """The page's paragraph on clipping; empty without the runs that it names."""
     share = clipping_of(study.table)
@@ -153,4 +162,4 @@ def clipping_said(study: BorderStudy) -> str:
     )
 
 
-__all__ = ["OBJECTIVES", "clipping", "clipping_of", "clipping_said", "sides"]
+__all__ = ["OBJECTIVES", "clipping", "clipping_of", "clipping_said", "dual_beside", "sides"]

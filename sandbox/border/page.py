@@ -33,7 +33,8 @@ def markdown(study: BorderStudy, found: Sequence[Finding]) -> str:
     """The page; `found` are the findings of the study's claims."""
     parts = [
         INTRO.format(num_runs=len(study.table), num_seeds=study.table["seed"].nunique()),
-        _ends(study.grpo), _demo(study.table), PICTURE, coverage.markdown(study.grpo), _claims(found),
+        _ends(study.grpo), objectives.dual_beside(study), _demo(study.table), PICTURE,
+        coverage.markdown(study.grpo), _claims(found),
         _sign(study.grpo), one_number.markdown(study), controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),

@@ -197,6 +197,7 @@ def test_runs_with_a_second_clip_have_their_own_lines() -> None:
     assert len(study.table) == 6 and len(study.dual_clipped) == 4
     assert "| dual clip | 1 of 4 | 0.225 | – | – |" in objectives.clipping(study)
     assert "dual clip" not in objectives.clipping_said(study)
+    assert "GRPO has no *dual clip* here. With one, and no other remedy, 1 of 4 runs collapse" in flat(page(study, []))
     both = made | rows("r0.5", "R3", 8, 5, 2, changed=lambda arm: with_dual_clip(with_free_norm(arm)))
     study = BorderStudy(both, BORDER)
     assert study.unclipped.empty and len(study.dual_unclipped) == 5
