@@ -44,7 +44,7 @@ RIDGE = 1e-2
 
 MOST_STEPS = 100
 FLAT = 1e-10
-"""Newton's steps at most, and the gradient per run at which they end: their convergence is quadratic, so ten do."""
+"""The largest number of Newton steps, whose convergence is quadratic, and the gradient per run at which they end."""
 
 ALIKE = 2.0
 """Numbers whose deviances differ by less are called equally good: their likelihoods have a ratio below e."""
@@ -137,7 +137,7 @@ def points(name: str, runs: pd.DataFrame) -> tuple[Numbers, Numbers]:
 
 
 def _draws(runs: pd.DataFrame, num_draws: int) -> Weights:
-    """A bootstrap of the seeds; draws whose runs all end alike are left out."""
+    """The draws of a bootstrap over seeds; those whose runs all end alike are left out."""
     y = runs["collapsed"].to_numpy(dtype=np.float64)
     # Runs of one seed share an initial model, so the bootstrap draws seeds.
     groups, seeds = pd.factorize(runs["seed"].to_numpy())
@@ -180,7 +180,7 @@ def logistic(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> tuple[fl
 
 
 def _logistic(x: Numbers, y: Numbers, draws: Weights) -> tuple[Draws, Draws]:
-    """`logistic` of every draw: Newton's method on all at once, each step halved until it goes down."""
+    """`logistic` of every draw: Newton's method on all at once, each step halved until the loss goes down."""
     middle = x.mean()  # centred, so that the two equations are nearly independent
     x = x - middle
 

@@ -122,12 +122,13 @@ def _dual_said(study: BorderStudy) -> str:
     if alone is None or with_r3 is None:
         return ""
     return (
-        "The gradient's largest norms under R3 come from single tokens of negative advantage, unlikely under old and "
-        "sampled by mu, whose pi/old GRPO's clip does not bound. A *dual clip* does, here at 3: with it "
+        "In two runs of R3, never clipped, the gradient's largest norms came from single tokens of negative advantage, "
+        "unlikely under old and sampled by mu, whose pi/old GRPO's clip does not bound (`python -m tests.pages.peaks` "
+        "shows them). A *dual clip* does, here at 3: with it "
         f"{ended(with_r3)} runs collapse under R3, never clipped, with an accuracy of {with_r3['area']:.3f}, and "
         f"{ended(alone)} without replay or weight, clipped ({alone['area']:.3f}; claims 62 and 63). verl has it on by "
-        "default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other counts here are of "
-        "GRPO without it."
+        "default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other counts of GRPO "
+        "here are without it."
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sandbox.training.engine import SandboxTrainingEngine
 from theory.contracts import MiniBatch
@@ -42,11 +41,11 @@ def largest_token(
     """
     forward, _ = trainer.differentiable(minibatch.rollouts, plan)
     batch, width = minibatch.rollouts.padded(), forward.logp_BT.shape[1]
-    old_BT, shift_BT, gains_BT, ref_BT = (
+    old_BT = minibatch.logp_old_BT[:, :width]
+    shift_BT, gains_BT, ref_BT = (
         None if x_BT is None else x_BT[:, :width]
-        for x_BT in (minibatch.logp_old_BT, minibatch.router_shift_BT, minibatch.advantages_BT, minibatch.logp_ref_BT)
+        for x_BT in (minibatch.router_shift_BT, minibatch.advantages_BT, minibatch.logp_ref_BT)
     )
-    assert old_BT is not None
     logp_pi_BT = forward.logp_BT.detach().requires_grad_()
     output = objective(
         logp_pi_BT, old_BT, batch.logp_mu_BT, minibatch.advantages_B, batch.is_response_BT,
@@ -55,14 +54,8 @@ def largest_token(
     (weight_BT,) = torch.autograd.grad(output.objective, logp_pi_BT)
     size_BT = torch.where(batch.is_response_BT, weight_BT.abs() * (1 - logp_pi_BT.detach().exp()), -1.0)
     b, t = divmod(int(size_BT.argmax()), width)
-
-    def gradient(value: Tensor) -> Tensor:
-        # Without `allow_unused`: experts are stacked, so one that no token chose has a gradient of 0 and not None.
-        parts = torch.autograd.grad(value, trainer.parameters, retain_graph=True)
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    whole = gradient((weight_BT * forward.logp_BT).sum())
-    alone = gradient(weight_BT[b, t] * forward.logp_BT[b, t])
+    whole = trainer.gradient((weight_BT * forward.logp_BT).sum())
+    alone = trainer.gradient(weight_BT[b, t] * forward.logp_BT[b, t])
     gain = minibatch.advantages_B[b] if gains_BT is None else gains_BT[b, t]
     logps = (x_BT[b, t].item() for x_BT in (batch.logp_mu_BT, old_BT, logp_pi_BT))
     return LargestToken(whole.norm().item(), (whole - alone).norm().item(), gain.item(), *logps)

@@ -168,12 +168,14 @@ class SandboxTrainingEngine:
         It runs the forward and backward of `update`, with one backward per response; the responses are one micro-batch.
         """
         forward, _ = self.differentiable(rollouts, plan)
-        rows = []
-        for logp in forward.logp_BT[:, position]:
-            # Without `allow_unused`: experts are stacked, so one that no token chose has a gradient of 0 and not None.
-            parts = torch.autograd.grad(logp, self.parameters, retain_graph=True)
-            rows.append(torch.cat([part.reshape(-1) for part in parts]))
+        rows = [self.gradient(logp) for logp in forward.logp_BT[:, position]]
         return forward.logp_BT[:, position].detach(), torch.stack(rows)
+
+    def gradient(self, value: Float[Tensor, ""]) -> Float[Tensor, " Q"]:
+        """The gradient of a value from `differentiable` in the Q trainable parameters; its graph is kept."""
+        # Without `allow_unused`: experts are stacked, so one that no token chose has a gradient of 0 and not None.
+        parts = torch.autograd.grad(value, self.parameters, retain_graph=True)
+        return torch.cat([part.reshape(-1) for part in parts])
 
     def differentiable(self, rollouts: Rollouts, plan: RoutingPlan) -> tuple[Forward, ReplayContext]:
         """The forward of `update` with its graph, all responses as one micro-batch, and its closed context."""

@@ -56,6 +56,13 @@ def test_the_advice_on_clipping_is_that_of_the_runs() -> None:
     assert counts["R3"][0] > counts["R3"][1] / 2 and counts["TIS and R3"][0] == 0 < counts["TIS and R3"][1]
 
 
+def test_verl_alone_has_a_dual_clip_by_default() -> None:
+    """As border.md and limits.md say; a framework without a row has none."""
+    notes = {one.framework: one.note for one in reversed(ENTRIES) if one.of == "dual_clip"}
+    assert {name for name, note in notes.items() if note.startswith("On by default")} == {"verl"}
+    assert {name for name, note in notes.items() if note.startswith("Off by default")} == set(notes) - {"verl"}
+
+
 def test_the_causes_are_the_doctors_and_the_sandbox_has_the_remedies() -> None:
     """Each cause is one that the doctor names, each remedy has a cause, and each option of ours is one of `train`."""
     known = {cause.name for cause in (*OF_A_STEP, *STEPS_CAUSES)}
