@@ -98,6 +98,10 @@ _METRICS = (
            "verl"),
     Metric("actor/ratio_mean", "mean over tokens of the objective's ratio, each at most e^75; absent where it has none",
            "1", "here", "flat"),
+    Metric("actor/negative_ratio_max",
+           "max over tokens with A < 0 of the objective's ratio, each at most e^75; absent where it has no ratio or no "
+           "token has A < 0. GRPO's clip does not bound it; a dual clip bounds it in the gradient, not here", "1",
+           "here; the ratio of dual-clip PPO (arXiv 1912.09729)", "down"),
     Metric("actor/router_shift_ratio",
            "mean over tokens of gamma = max(exp(-mean over layers, old's experts of |log p_pi/p_old|), floor), p the "
            "routers'; absent where the objective does not scale by it", "1", "RSPO (arXiv 2510.23027)", "flat"),

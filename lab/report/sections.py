@@ -31,6 +31,7 @@ OPTIMISATION: tuple[FigureFunction, ...] = (
     Lines("grad-norm", "Gradient norm", "actor/grad_norm", axis="log", style="noisy"),
     Lines("clip-high", "Tokens held at the upper bound", "actor/pg_clipfrac_high", style="noisy"),
     Lines("clip-low", "Tokens held at the lower bound", "actor/pg_clipfrac_low", style="noisy"),
+    Lines("negative-ratio", "Largest ratio where A < 0", "actor/negative_ratio_max", axis="log", style="noisy"),
     ratio_parts,
     Lines("staleness-kl", "Policy staleness", "staleness/k3_kl", axis="log", style="noisy"),
     Lines("response-length", "Response length", "response_length/mean", style="noisy"),

@@ -38,8 +38,8 @@ KEPT = (
     "reward/mean", "eval/accuracy", "response_length/mean", "rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2",
     "rollout_corr/chi2_token", "rollout_corr/eff_sample_size", "rollout_corr/log_ppl_diff", "staleness/k3_kl",
     "staleness/extreme_frac_tau2", "actor/entropy", "actor/grad_norm", "actor/pg_clipfrac", "actor/ratio_mean",
-    "actor/k3_kl_mu_pi", "routing/router_disagreement", "routing/token_disagreement", "routing/topk_agreement",
-    "routing/zero_deviation", "routing/route_kl", "routing/route_tv", "routing/staleness_tv",
+    "actor/negative_ratio_max", "actor/k3_kl_mu_pi", "routing/router_disagreement", "routing/token_disagreement",
+    "routing/topk_agreement", "routing/zero_deviation", "routing/route_kl", "routing/route_tv", "routing/staleness_tv",
 )  # fmt: skip
 """The metrics that a row keeps, for measures and figures."""
 

@@ -116,12 +116,12 @@ def of_remedies() -> list[str]:
     return [f"- ({letter}) {words} *{told(remedies.PREDICTIONS, study, letter)}.*" for letter, words in answers.items()]
 
 
-BIAS_OR_VARIANCE = 48
+BIAS_OR_VARIANCE = 61
 """The claim of the ledger that tests (f) on sampled runs."""
 
 
 def at_the_border() -> str:
-    """(f) for sampled runs of the sandbox's MoE at the border: the counts of claim 48 and its verdict."""
+    """(f) for sampled runs of the sandbox's MoE at the border: the counts of that claim and its verdict."""
     every = findings(CLAIMS, REGIMES, Cells(RESULTS / "cells.jsonl").rows())
     (one,) = (found for found in every if found.claim.number == BIAS_OR_VARIANCE and found.decides)
 

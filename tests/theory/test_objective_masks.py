@@ -136,7 +136,7 @@ def test_rejection_changes_denominators_and_icepop_does_not() -> None:
 
 @pytest.mark.parametrize("name", list(PRESET_ROWS))
 def test_metrics_are_registered_token_means(name: str) -> None:
-    """Clip fractions and mean ratio equal counts over plain lists, under registered names."""
+    """Clip fractions, mean ratio and its maximum where A < 0 equal counts over plain lists, under registered names."""
     batch, row = make_batch(5), PRESET_ROWS[name]
     out = batch(preset(name)).metrics
     metrics.check(out)
@@ -144,13 +144,15 @@ def test_metrics_are_registered_token_means(name: str) -> None:
     if not row.ratio:
         assert not any(key.startswith("actor/") for key in out)
         return
-    r, stops = [], []
+    r, stops, negative = [], [], []
     for b in range(len(batch.pi)):
         pi, old, mu = tokens_of(batch, b)
         x = Response(pi, old, mu, batch.advantages[b].item(), [], [])
-        r += RATIO_ROWS[preset(name).ratio.name].by_hand([math.log(a) for a in x.r])
+        own = RATIO_ROWS[preset(name).ratio.name].by_hand([math.log(a) for a in x.r])
+        r, negative = r + own, negative + (own if x.A < 0 else [])
         stops += row.stops(x) if row.stops is not None else []
     assert out["actor/ratio_mean"].item() == pytest.approx(sum(r) / len(r))
+    assert out["actor/negative_ratio_max"].item() == pytest.approx(max(negative))
     if row.stops is None:
         assert not any(key.startswith("actor/pg_clipfrac") for key in out)
         return
@@ -158,6 +160,20 @@ def test_metrics_are_registered_token_means(name: str) -> None:
     assert out["actor/pg_clipfrac_high"].item() == pytest.approx(high)
     assert out["actor/pg_clipfrac_low"].item() == pytest.approx(low)
     assert out["actor/pg_clipfrac"].item() == pytest.approx(high + low)
+
+
+def test_the_largest_negative_ratio_needs_a_negative_advantage() -> None:
+    """Without A < 0 there is none; per-token advantages count each at its token; a product that overflows is e^75."""
+    batch = make_batch(5)
+    better = replace(batch, advantages=batch.advantages.abs())
+    assert "actor/negative_ratio_max" not in better(preset("grpo")).metrics
+    advantages = torch.ones_like(batch.pi)
+    advantages[2, 0] = -1.0
+    inputs = (batch.pi, batch.old, batch.mu, batch.advantages, batch.mask)
+    out = preset("grpo", advantage="optimal_token")(*inputs, advantages_BT=advantages).metrics
+    assert out["actor/negative_ratio_max"].item() == (batch.pi - batch.old)[2, 0].exp().item()
+    far = replace(batch, old=batch.old - 100.0)(preset("grpo")).metrics
+    assert far["actor/negative_ratio_max"].item() == pytest.approx(math.exp(75))
 
 
 def test_weight_metrics() -> None:

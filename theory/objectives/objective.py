@@ -33,7 +33,7 @@ class ObjectiveOutput:
     """The scalar to maximise, and metrics by registered name, as scalars without gradient.
 
     Metrics are means over the response tokens (rejected ones included), so that micro-batches combine by their token
-    counts; `rollout_corr/weight_max` is a maximum. A metric that has no meaning for the objective is absent.
+    counts; names that end with `_max` are maxima. A metric that has no meaning for the objective is absent.
     """
 
     objective: Float[Tensor, ""]
@@ -223,7 +223,11 @@ class Objective(Composition):
             return {}
         ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
         # Products over a long response may be infinite where the bounded term, and so the update, is not.
-        metrics = {"actor/ratio_mean": masked_mean(ratio_BT.clamp(max=math.exp(SATURATION)), is_response_BT)}
+        finite_BT = ratio_BT.clamp(max=math.exp(SATURATION))
+        metrics = {"actor/ratio_mean": masked_mean(finite_BT, is_response_BT)}
+        negative_BT = is_response_BT & (advantages_B1 < 0)
+        if negative_BT.any():
+            metrics["actor/negative_ratio_max"] = finite_BT[negative_BT].max()
         if isinstance(log_gamma_BT, Tensor):
             # The clamp sets it to this number in its own type, to which the comparison rounds too: equal to the bit.
             at_floor_BT = log_gamma_BT <= math.log(self.router_shift_floor)
@@ -272,8 +276,9 @@ def _require_shapes(logp_pi_BT: Tensor, advantages_B: Tensor, **others_BT: Tenso
 def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
     """The metrics of a mini-batch from those of its parts, each with its number of response tokens.
 
-    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima. A part without
-    response tokens has no metrics and is left out. Raises ValueError where no part has a response token.
+    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima, also where a
+    part has none. A part without response tokens has no metrics and is left out. Raises ValueError where no part has a
+    response token.
     """
     count = sum(n for n, _ in parts)
     if count == 0:
@@ -281,10 +286,10 @@ def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str,
     # Parts without tokens have no metrics to read the names from.
     parts = [(n, m) for n, m in parts if n > 0]
     metrics: dict[str, float] = {}
-    for name in parts[0][1]:
+    for name in dict.fromkeys(name for _, m in parts for name in m):
         if name.endswith("_max"):
             # A weighted mean of the parts' maxima would depend on the split.
-            metrics[name] = max(m[name].item() for _, m in parts)
+            metrics[name] = max(m[name].item() for _, m in parts if name in m)
         else:
             metrics[name] = sum(n * m[name].item() for n, m in parts) / count
     return metrics
