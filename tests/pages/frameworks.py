@@ -40,8 +40,7 @@ REMEDIES = {
     "icepop": ("Drop tokens outside bounds (IcePop)", CORRECTION.format("name: icepop, lo: 0.5, hi: 5.0")),
     "dual_clip": (
         "Bound pi/old where the advantage is negative (dual clip)",
-        "`--algorithm.objective.preset ppo_dual_clip --algorithm.objective.advantage group_norm "
-        "--algorithm.objective.aggregation length_norm`",
+        "`--algorithm.objective.preset grpo_dual_clip`",
     ),
     "sequence": ("Weight or drop whole responses", CORRECTION.format("name: seq_tis, cap: 2.0")),
     "old_pass": ("Score with the trainer before the updates (the old pass)", "always on"),

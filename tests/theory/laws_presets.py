@@ -142,6 +142,9 @@ PRESET_ROWS = {
     "ppo_dual_clip": _stopping(
         "group_mean", "token_sum", lambda low, high: dual_stops(low, high, 3.0), (0.2, 0.2), scored=False
     ),
+    "grpo_dual_clip": _stopping(
+        "group_norm", "length_norm", lambda low, high: dual_stops(low, high, 3.0), (0.2, 0.2), scored=False
+    ),
     "luspo": PresetRow("group_norm", "token_sum", _gspo, _gspo_stops, (3e-4, 4e-4), scored=False, sequence=True),
     "sapo": PresetRow(
         "group_norm", "length_norm", gated(1.0, 1.05), scored=False, second=no_second, symmetric={"tau_neg": 1.0}

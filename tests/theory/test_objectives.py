@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tests.strategies import MODERATE, batches, policy_pairs, reals
 from tests.theory.laws_presets import PRESET_ROWS
-from tests.theory.objective_batches import Batch
+from tests.theory.objective_batches import Batch, make_batch
 from theory.divergences import kl_p_q, tv_p_q
 from theory.objectives import PRESETS, correction, preset, ratios
 from theory.objectives import trust_regions as tr
+from theory.objectives.presets.dual_clip import DualClip
 
 
 def same(a: Tensor, b: Tensor) -> None:
@@ -235,6 +236,19 @@ def test_dual_clip_is_trls_two_sided_clip(c: float) -> None:
         torch.testing.assert_close(value, expected, rtol=1e-14, atol=0)
         if c == math.inf:
             assert torch.equal(value, preset("ppo")(old + log_r, old, old, advantages, mask).objective)
+
+
+@pytest.mark.parametrize("plain", ["ppo", "grpo"])
+def test_a_dual_clip_adds_one_bound(plain: str) -> None:
+    """`ppo_dual_clip` and `grpo_dual_clip` differ from their parents in c alone; with c = inf they have their value."""
+    parent, dual = preset(plain), preset(f"{plain}_dual_clip")
+    region, own = dual.trust_region, parent.trust_region
+    assert isinstance(region, DualClip) and isinstance(own, tr.MinClip)
+    assert (region.eps_low, region.eps_high, region.clip_ratio_c) == (own.eps_low, own.eps_high, 3.0)
+    assert replace(dual, name=parent.name, title=parent.title, trust_region=own) == parent
+    batch = make_batch(3, staleness=1.5)
+    open_ended = preset(f"{plain}_dual_clip", clip_ratio_c=math.inf)
+    assert torch.equal(batch(open_ended).objective, batch(parent).objective)
 
 
 @pytest.mark.parametrize("name", PRESETS)

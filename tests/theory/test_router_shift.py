@@ -17,7 +17,9 @@ from theory.routing.features import RouterFeatures
 from theory.routing.shift import router_shift
 from theory.streams import stream
 
-SCALED = ("ppo", "grpo", "grpo_dapo", "dr_grpo", "cispo", "gspo", "gmpo", "luspo", "sapo", "ppo_dual_clip")
+SCALED = (
+    "ppo", "grpo", "grpo_dapo", "dr_grpo", "cispo", "gspo", "gmpo", "luspo", "sapo", "ppo_dual_clip", "grpo_dual_clip",
+)  # fmt: skip
 
 
 def shift_of(batch: Batch) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""PPO with a second clip: where A < 0 a ratio above c adds a constant, however large it grows.
+"""PPO and GRPO with a second clip: where A < 0 a ratio above c adds a constant, however large it grows.
 
 PPO's clip leaves that side open: an unlikely token that pi makes much likelier, in a response worse than its group, has
 a term and a gradient without bound. Source: Ye et al. (arXiv 1912.09729), its dual-clip PPO, with c = 3.
-Differs from source: (1) the advantage is the group mean, as in `ppo`: there is no critic here.
+Differs from source: (1) advantages are those of `ppo` and `grpo`: there is no critic here.
 TRL's `delta` (INTELLECT-2's two-sided clip), min(min(r, delta) A, clip(r) A), is the same term with c = delta wherever
 delta >= 1 + eps_high; verl calls c `clip_ratio_c`, and has it on by default.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from theory.fields import About
 from theory.names import listed
 from theory.objectives import ratios
-from theory.objectives.aggregations import token_sum
+from theory.objectives.aggregations import length_norm, token_sum
 from theory.objectives.corrections import NoCorrection
 from theory.objectives.objective import Objective
 from theory.objectives.trust_regions import TRUST_REGIONS, MinClip, Tokens
@@ -57,5 +57,9 @@ PRESETS = (
     Objective(
         "ppo_dual_clip", "group_mean", ratios.token, DualClip(0.2, 0.2), NoCorrection(), token_sum,
         title="PPO with dual clip",
+    ),
+    Objective(
+        "grpo_dual_clip", "group_norm", ratios.token, DualClip(0.2, 0.2), NoCorrection(), length_norm,
+        title="GRPO with dual clip",
     ),
 )  # fmt: skip
