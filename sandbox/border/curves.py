@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from scipy import special, stats
 
 from lab.report.style import PALETTE, number
+from sandbox.border import dual_clip
 from sandbox.border.fit import comparable, logistic, points
 from sandbox.border.objectives import OBJECTIVES
 from sandbox.border.pictures import TITLES
@@ -24,11 +25,14 @@ from sandbox.ledger.claim import Row
 LEAST = 3
 """Places with fewer runs have no point."""
 
+DUAL = PALETTE[6].line
 
-def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame) -> Figure:
+
+def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame, dual: pd.DataFrame) -> Figure:
     """The share of collapsed runs of each gap and N against the mean KL x N, with the fit to the `unaided` runs.
 
-    A bar is the 95% interval of Clopper and Pearson. `slowed` are runs at half the rate, to which nothing is fitted.
+    A bar is the 95% interval of Clopper and Pearson. `slowed` are runs at half the rate, to which nothing is fitted;
+    `dual` those with a dual clip, with a fit of their own if they have places enough.
     """
     own = comparable(unaided)
     a, b = logistic(*points(NUMBER, own))
@@ -41,6 +45,11 @@ def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame) -> Figure:
     axis.annotate(f"x* = {number(border)}", (border, 0.97), (-4, 0), textcoords="offset points", ha="right", va="top")
     for place, n in enumerate(DEGREES):
         _shares(axis, where(own, N=n), PALETTE[place].line, "o", f"N = {n}")
+    if len(dual):
+        _shares(axis, dual, DUAL, "D", "dual clip", filled=False)
+        if dual_clip.has_border(dual):
+            c, d = logistic(*points(NUMBER, dual))
+            axis.plot(x, special.expit(c + d * np.log(x)), color=DUAL, lw=1.2, ls="--", label="its fit")
     slower = counted(slowed)
     if len(slower):
         _shares(axis, slower, "black", "s", "half the rate", filled=False)

@@ -116,31 +116,6 @@ def _outcomes(unclipped: pd.DataFrame) -> str:
     return ", ".join(counts) if len(counts) == len(FREE) else ""
 
 
-def _dual_said(study: BorderStudy) -> str:
-    """The outcomes with a second clip, in a sentence; empty unless both kinds have runs."""
-    alone, with_r3 = _at_8(study.dual_clipped, "none"), _at_8(study.dual_unclipped, "R3")
-    if alone is None or with_r3 is None:
-        return ""
-    return (
-        "In two runs of R3, never clipped, the gradient's largest norms came from single tokens of negative advantage, "
-        "unlikely under old and sampled by mu, whose pi/old GRPO's clip does not bound (`python -m tests.pages.peaks` "
-        "shows them). A *dual clip* does, here at 3: with it "
-        f"{ended(with_r3)} runs collapse under R3, never clipped, with an accuracy of {with_r3['area']:.3f}, and "
-        f"{ended(alone)} without replay or weight, clipped ({alone['area']:.3f}; claims 62 and 63). verl has it on by "
-        "default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other counts of GRPO "
-        "here are without it."
-    )
-
-
-def dual_beside(study: BorderStudy) -> str:
-    """The page's first word on a second clip, which GRPO has not here; empty without runs of it."""
-    alone = _at_8(study.dual_clipped, "none")
-    return "" if alone is None else paragraph(
-        f"GRPO has no *dual clip* here. With one, and no other remedy, {ended(alone)} runs collapse, with an accuracy "
-        f"of {alone['area']:.3f} (claim 63; [below](#grpo-minirl-and-gspo))."
-    )  # fmt: skip
-
-
 def clipping_said(study: BorderStudy) -> str:
     """The page's paragraph on clipping; empty without the runs that it names."""
     share = clipping_of(study.table)
@@ -159,8 +134,7 @@ def clipping_said(study: BorderStudy) -> str:
         if (outcomes := _outcomes(study.unclipped))
         else "A comparison of these arms is therefore also one of clipped and unclipped updates "
         "([table](border-tables.md#clipping)).",
-        _dual_said(study),
     )
 
 
-__all__ = ["OBJECTIVES", "clipping", "clipping_of", "clipping_said", "dual_beside", "sides"]
+__all__ = ["OBJECTIVES", "clipping", "clipping_of", "clipping_said", "sides"]

@@ -20,7 +20,7 @@ from sandbox.border.table import on_map, where
 PICTURE = """![Share of collapsed runs against KL x N, with the fitted curve](images/border-fit.svg)
 
 *The share of collapsed runs without a remedy, a point per gap and N, with its 95% interval; the curve is the fit, which
-leaves out the runs at half the rate.*
+leaves out the runs at half the rate and those with a [dual clip](#with-a-dual-clip).*
 """
 
 MOVED = """## Remedies beside the fit

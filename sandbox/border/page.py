@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border import branches, controls, coverage, objectives, one_number
+from sandbox.border import branches, controls, coverage, dual_clip, objectives, one_number
 from sandbox.border.alarms import said as alarm_said
 from sandbox.border.lengths import said as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
@@ -33,9 +33,9 @@ def markdown(study: BorderStudy, found: Sequence[Finding]) -> str:
     """The page; `found` are the findings of the study's claims."""
     parts = [
         INTRO.format(num_runs=len(study.table), num_seeds=study.table["seed"].nunique()),
-        _ends(study.grpo), objectives.dual_beside(study), _demo(study.table), PICTURE,
+        _ends(study.grpo), dual_clip.beside(study), _demo(study.table), PICTURE,
         coverage.markdown(study.grpo), _claims(found),
-        _sign(study.grpo), one_number.markdown(study), controls.markdown(study.grpo),
+        _sign(study.grpo), one_number.markdown(study), dual_clip.markdown(study), controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),
         objectives.clipping_said(study), alarm_said(study), _limits(study),

@@ -9,6 +9,7 @@ import re
 from functools import cache
 
 from lab.markdown import markdown_table
+from sandbox.border import dual_clip
 from sandbox.border.curves import entropy_picture, fit_picture
 from sandbox.border.explorer import explorer
 from sandbox.border.page import markdown
@@ -104,7 +105,7 @@ def pictures() -> dict[str, str]:
     return {
         "border.svg": svg(phase_diagram(places(of.grpo), border=of.borders["KL x N"].border)),
         "border-gains.svg": svg(gains(of.grpo)),
-        "border-fit.svg": svg(fit_picture(of.unaided, of.slowed)),
+        "border-fit.svg": svg(fit_picture(of.unaided, of.slowed, dual_clip.unaided(of))),
         "border-entropy.svg": svg(entropy_picture(of.table, of.rows)),
     }
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox.border import branches, controls, coverage, objectives, one_number
+from lab.report.style import number
+from sandbox.border import branches, controls, coverage, dual_clip, objectives, one_number
 from sandbox.border.curves import entropy_path, entropy_picture, fit_picture
 from sandbox.border.page import markdown as page
 from sandbox.border.pictures import FULL, svg
@@ -202,8 +203,24 @@ def test_runs_with_a_second_clip_have_their_own_lines() -> None:
     study = BorderStudy(both, BORDER)
     assert study.unclipped.empty and len(study.dual_unclipped) == 5
     assert "| R3 and dual clip | – | – | 2 of 5 | 0.180 |" in objectives.clipping(study)
-    said = flat(objectives.clipping_said(study))
-    assert "2 of 5 runs collapse under R3, never clipped, with an accuracy of 0.180, and 1 of 4 without replay" in said
+    said = flat(dual_clip.markdown(study))
+    assert "| 0.5 | 8 | no remedy | 4 of 4 | 0.000 | 1 of 4 | 0.225 |" in said
+    assert "gradients never clipped, 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
+
+
+def test_runs_with_a_second_clip_have_their_own_border() -> None:
+    """Where half of them collapse, from three places on; the border without a second clip does not move with them."""
+    made: dict[str, Any] = {}
+    for gap, kl, n, num, dual in (("r0.2", 0.1, 4, 0, 0), ("r0.3", 0.2, 8, 8, 0), ("r0.5", 0.4, 16, 8, 8)):
+        made |= rows(gap, "none", n, 8, num, kl=kl) | rows(gap, "none", n, 8, dual, kl=kl, changed=with_dual_clip)
+    study = BorderStudy(made, BORDER)
+    plain, own = study.borders["KL x N"], dual_clip.border(study)
+    assert plain.num_runs == 24 and own is not None and own.num_runs == 24
+    assert 0.4 < plain.border < 1.6 < own.border < 6.4
+    said = flat(dual_clip.markdown(study))
+    assert f"collapse at {number(own.border)} (" in said and f"at {number(plain.border)} without one (24 and 24" in said
+    two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
+    assert dual_clip.border(BorderStudy(two, BORDER)) is None
 
 
 def test_an_entropy_path_is_the_median_over_runs() -> None:
@@ -242,6 +259,6 @@ def test_a_page_has_its_rate_and_its_pictures() -> None:
     assert study.borders["KL x N"].border == pytest.approx(float(border), rel=1e-2)
     assert "At 1e-3 (router noise 0.5, N = 8) 0 of 12 runs collapse, where `KL x N` alone expects" in said
     assert "one learning rate (2e-3)" in said and "passes `x*` = " + border in more
-    texts = svg(fit_picture(study.unaided, study.slowed))
+    texts = svg(fit_picture(study.unaided, study.slowed, dual_clip.unaided(study)))
     assert f"x* = {border}" in texts and "half the rate" in texts
     assert "entropy, nats per token" in svg(entropy_picture(study.table, study.rows))

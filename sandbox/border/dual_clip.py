@@ -1,0 +1,100 @@
+"""GRPO with a dual clip: the section of docs/border.md that compares its runs and its border with those without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from lab.markdown import markdown_table
+from lab.report.style import number
+from sandbox.border.fit import BorderFit, comparable, fit_all
+from sandbox.border.pictures import TITLES
+from sandbox.border.study import BorderStudy, paragraph
+from sandbox.border.table import ended, on_map, places, summary, where
+
+NUMBER = "KL x N"
+
+LEAST = 3
+"""Places with runs that a border of their own takes: two points are on any curve."""
+
+HEAD = """## With a dual clip
+
+Where the advantage is negative GRPO's clip does not bound pi/old, with which a token's gradient grows. A *dual clip*
+does, here at 3 (arXiv 1912.09729): beyond it the token has no gradient.
+"""
+
+
+def beside(study: BorderStudy) -> str:
+    """The page's first words on a second clip, which GRPO has not here; empty without runs of it."""
+    alone = _at(study.dual_clipped, remedy="none", N=8)
+    return "" if alone is None else paragraph(
+        f"GRPO has no *dual clip* here. With one, and no other remedy, {ended(alone)} runs collapse, with an accuracy "
+        f"of {alone['area']:.3f} ([below](#with-a-dual-clip))."
+    )  # fmt: skip
+
+
+def border(study: BorderStudy) -> BorderFit | None:
+    """The border of the runs without another remedy; None without enough of them."""
+    own = unaided(study)
+    return fit_all(own, [NUMBER])[0] if has_border(own) else None
+
+
+def has_border(runs: pd.DataFrame) -> bool:
+    """Whether the runs are of LEAST places or more, and end in both ways."""
+    return len(runs.groupby(["gap", "N"])) >= LEAST and runs["collapsed"].nunique() == 2
+
+
+def unaided(study: BorderStudy) -> pd.DataFrame:
+    """The runs with a dual clip, gradients clipped, to which the border is fitted: no other remedy, the map's gaps."""
+    return comparable(where(on_map(study.dual_clipped), remedy="none"))
+
+
+def markdown(study: BorderStudy) -> str:
+    """The section; empty without runs of it."""
+    found = places(study.dual_clipped).sort_values(["gap", "N"], kind="stable")
+    lines = []
+    for place in found.to_dict("records"):
+        plain = _at(study.grpo, gap=place["gap"], remedy=place["remedy"], N=place["N"])
+        gap, remedy = str(place["gap"]).removeprefix("r"), str(place["remedy"])
+        lines.append((gap, str(place["N"]), TITLES[remedy], *_outcome(plain), *_outcome(place)))
+    if not lines:
+        return ""
+    titles = ("router noise", "N", "remedy", "collapsed, GRPO", "accuracy", "with a dual clip", "accuracy")
+    return "\n".join([HEAD, markdown_table(titles, lines), paragraph(_border_said(study), _peaks(study))])
+
+
+def _outcome(place: dict[Any, Any] | None) -> tuple[str, str]:
+    return ("–", "–") if place is None else (ended(place), f"{place['area']:.3f}")
+
+
+def _at(table: pd.DataFrame, gap: str = "r0.5", **place: object) -> dict[str, Any] | None:
+    return summary(table, preset="grpo", gap=gap, **place)
+
+
+def _border_said(study: BorderStudy) -> str:
+    own = border(study)
+    if own is None or NUMBER not in study.borders:
+        return ""
+    plain = study.borders[NUMBER]
+    return (
+        f"By `{NUMBER}` half of the runs without another remedy collapse at {number(own.border)} ({number(own.low)} "
+        f"to {number(own.high)}) with a dual clip, and at {number(plain.border)} without one ({own.num_runs} and "
+        f"{plain.num_runs} runs, exploratory)."
+    )
+
+
+def _peaks(study: BorderStudy) -> str:
+    """The outcome where gradients are never clipped, and the tokens that it comes from; empty without such runs."""
+    with_r3 = _at(study.dual_unclipped, remedy="R3", N=8)
+    if with_r3 is None:
+        return ""
+    return (
+        "In two runs of R3, never clipped, the gradient's largest norms came from single such tokens "
+        "(`python -m tests.pages.peaks` shows them); with the dual clip, and gradients never clipped, "
+        f"{ended(with_r3)} runs collapse under R3 (claim 62). verl has a dual clip on by default, slime, TRL and "
+        "others off ([options](how-to/remedies-by-framework.md)); all other counts of GRPO here are without it."
+    )
+
+
+__all__ = ["beside", "border", "has_border", "markdown", "unaided"]
