@@ -67,6 +67,7 @@ def test_defaults_are_the_papers() -> None:
         ("minirl", {"eps_lo": 0.1}, "unknown override of minirl 'eps_lo': did you mean 'eps_low'"),
         ("reinforce", {"eps_low": 0.1}, "reinforce has no use for eps_low"),
         ("minirl", {"delta_b": 0.1}, "minirl has no use for delta_b"),
+        ("grpo", {"clip_ratio_c": 3.0}, "no such number; presets with it: ppo_dual_clip, grpo_dual_clip"),
         ("cppo", {"w_min": 0}, r"w_min: expected 0 < w_min <= 1, got 0\.0"),
         ("cppo", {"delta_b": 1.5}, r"delta_b: expected 0 <= delta_b <= 1, got 1\.5"),
         ("ppo", {"cap": 2.0}, "ppo has no use for cap: its correction none"),

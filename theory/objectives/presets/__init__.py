@@ -53,6 +53,9 @@ OVERRIDES = (
 )  # fmt: skip
 """The settings that a caller of `preset` may change."""
 
+MANY = 4
+"""So many presets with a number are no longer named where another has no use for it."""
+
 
 def preset(name: str, **overrides: Any) -> Objective:
     """The named objective, with these overrides.
@@ -101,7 +104,11 @@ def _replace_numbers(preset_name: str, part: Any, label: str, values: dict[str, 
     for key, value in values.items():
         # `replace` would raise a TypeError that names neither the preset nor its part.
         if not hasattr(part, key):
-            raise ValueError(f"{preset_name} has no use for {key}: its {label} has no such number (got {value!r})")
+            owners = [one.name for one in PRESETS.values() if hasattr(one.trust_region, key)]
+            hint = f"; presets with it: {', '.join(owners)}" if 0 < len(owners) < MANY else ""
+            raise ValueError(
+                f"{preset_name} has no use for {key}: its {label} has no such number{hint} (got {value!r})"
+            )
     return replace(part, **{key: number(f"{preset_name}: {key}", value) for key, value in values.items()})
 
 
