@@ -93,8 +93,8 @@ _METRICS = (
     Metric("actor/pg_clipfrac_high", "tokens whose ratio is above the upper bound and clipped by it / all tokens",
            "fraction", "MiniRL Eq. 7"),
     Metric("actor/pg_clipfrac_low",
-           "tokens whose ratio is below the lower bound and clipped by it, or above a dual clip's c where A < 0 (verl's "
-           "pg_clipfrac_lower) / all tokens", "fraction", "MiniRL Eq. 7; dual-clip PPO (arXiv 1912.09729)"),
+           "tokens whose ratio is below the lower bound and clipped by it, or above a dual clip's c where A < 0 "
+           "(verl's pg_clipfrac_lower) / all tokens", "fraction", "MiniRL Eq. 7; dual-clip PPO (arXiv 1912.09729)"),
     Metric("actor/pg_clipfrac", "pg_clipfrac_high + pg_clipfrac_low; absent without a trust region", "fraction",
            "verl"),
     Metric("actor/ratio_mean", "mean over tokens of the objective's ratio, each at most e^75; absent where it has none",
