@@ -189,7 +189,8 @@ def _seeds(found: Sequence[TreatmentGroup]) -> Sentence:
 def _notes(found: Sequence[TreatmentGroup]) -> list[str]:
     """The effect of each remedy, each once, and the number of seeds."""
     clauses = dict.fromkeys(clause for group in found for clause in Treatment(group.runs[0]).clauses())
-    notes = [f"{'; '.join(clauses)}."] if clauses else []
+    effects = "; ".join(clauses)
+    notes = [f"{effects[0].upper()}{effects[1:]}."] if effects else []
     if len(found) > 1 and max(len(group.runs) for group in found) == 1:
         notes.append("One run each: small differences may be chance.")
     elif any(len(group.runs) > 1 for group in found):

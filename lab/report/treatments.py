@@ -1,6 +1,6 @@
 """The treatment of each run of a report, read from its config: the engine's gap and the remedies.
 
-A remedy is a correction of the gap or a replay mode. Runs of one config under several seeds are one group.
+A remedy is a correction of the gap, a replay mode or a dual clip. Runs of one config under several seeds are one group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from lab.config.load import NOT_HASHED
 from lab.report.runs import ReportRun
 from lab.strict import ConfigError, validate
 from theory.objectives import CORRECTIONS, Objective
+from theory.objectives.presets.dual_clip import DualClip
 from theory.routing.passes import PASSES
 
 REPLAY = {mode: f"{mode} {plan.effect}" for mode, plan in PASSES.items() if plan.effect}
@@ -44,8 +45,14 @@ class Treatment:
 
     @property
     def preset(self) -> str | None:
-        """The objective's preset in the papers' spelling."""
-        return None if self.objective is None else self.objective.title
+        """The objective's preset in the papers' spelling, without the name of its dual clip."""
+        return None if self.objective is None else self.objective.title.removesuffix(" with dual clip")
+
+    @property
+    def dual_clip(self) -> float | None:
+        """The largest ratio where the advantage is negative; None without a dual clip."""
+        region = None if self.objective is None else self.objective.trust_region
+        return region.clip_ratio_c if isinstance(region, DualClip) else None
 
     @property
     def own_correction(self) -> str | None:
@@ -62,19 +69,20 @@ class Treatment:
 
     @property
     def is_untreated(self) -> bool:
-        """Whether there is a gap, and neither a correction nor replay."""
+        """Whether there is a gap, and no correction, replay or dual clip."""
         corrected = self.objective is None or {self.objective.correction.name, self.objective.rejection.name} != {
             "none"
         }
-        return not (self.is_exact or corrected or self.replay)
+        return not (self.is_exact or corrected or self.replay or self.dual_clip)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
-        """The treatment in words: preset if not the baseline's, correction, replay, engine.
+        """The treatment in words: preset if not the baseline's, correction, replay, dual clip, engine.
 
         `engines` describes the report's engines: all the same, one inexact engine beside an exact one, or more kinds.
         """
         rejection = self.objective.rejection.title if self.objective and self.objective.rejection.rejection else None
         found = [None if self.preset == baseline else self.preset, self.own_correction, rejection, self.replay]
+        found += ["a dual clip"] if self.dual_clip else []
         if engines != "same" and self.is_exact:
             found.append("an exact engine")
         elif engines == "differ":
@@ -84,6 +92,8 @@ class Treatment:
     def clauses(self) -> list[str]:
         """The effects of the remedies, one clause each: replay by its mode, a correction by its formula."""
         clauses = [REPLAY[self.replay]] if self.replay in REPLAY else []
+        if self.dual_clip:
+            clauses.append(f"a dual clip bounds pi/old at {self.dual_clip:g} where the advantage is negative")
         if self.objective is None:
             return clauses
         named = [(self.own_correction or self.preset, self.objective.correction)]

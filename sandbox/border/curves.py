@@ -42,7 +42,8 @@ def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame, dual: pd.DataFrame)
     axis.plot(x, special.expit(a + b * np.log(x)), color="black", lw=1.4, label="fit")
     border = math.exp(-a / b)
     axis.axvline(border, color="#888888", lw=0.9, ls="--")
-    axis.annotate(f"x* = {number(border)}", (border, 0.97), (-4, 0), textcoords="offset points", ha="right", va="top")
+    axis.annotate(f"x* = {number(border)}", (border, 0.97), (-4, 0), textcoords="offset points", ha="right",
+                  va="top", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
     for place, n in enumerate(DEGREES):
         _shares(axis, where(own, N=n), PALETTE[place].line, "o", f"N = {n}")
     if len(dual):

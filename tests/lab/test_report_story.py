@@ -130,6 +130,11 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
          Recipe("c", 0, 0, preset="minirl", correction="{name: icepop}")],
         ["with MiniRL", "without a remedy", "with MiniRL + IcePop"],
     ),
+    "a dual clip is a remedy, of the objective without it": (
+        [Recipe("a", 0, 0), Recipe("b", 0, 0, preset="grpo_dual_clip"),
+         Recipe("c", 0, 0, preset="ppo_dual_clip", mode="R3")],
+        ["without a remedy", "with a dual clip", "with PPO + R3 + a dual clip"],
+    ),
     "what the config does not name is told by label": (
         [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],
         ["in 1", "in 2"],
@@ -144,6 +149,12 @@ def test_a_run_is_named_by_what_it_alone_has(tmp_path: Path, case: str) -> None:
     recipes, names = NAMES[case]
     found = groups(load_runs([write_run(tmp_path, recipe, 0, 5) for recipe in recipes]))
     assert [group.words for group in found] == names
+
+
+def test_a_dual_clip_is_explained(tmp_path: Path) -> None:
+    """Its bound stands in the notes, the first word with a capital."""
+    folders = [write_run(tmp_path, Recipe(name, 0, 0, preset=name), 0, 5) for name in ("grpo", "grpo_dual_clip")]
+    assert story(load_runs(folders)).notes[0] == "A dual clip bounds pi/old at 3 where the advantage is negative."
 
 
 def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
