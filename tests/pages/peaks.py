@@ -1,35 +1,36 @@
-"""The tokens behind the gradient's peaks, in runs of claim 62's arms: the tables of results/log/2026-11.md.
+"""The tokens behind the gradient's peaks, in runs of claim 62's arms.
 
 `python -m tests.pages.peaks SEED ...` trains R3 alone and R3 with a dual clip on each seed, never clipped, looks at the
-largest token before every update, and prints the updates with the largest norms. Two to four minutes a run.
+largest token before every update, and keeps a row per update in results/peaks.csv, in place of the seed's old ones. Two
+to four minutes a run. `python -m tests.pages.border` then writes them into docs/border.md.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
-from collections.abc import Sequence
-from statistics import median
+from dataclasses import asdict
 from unittest.mock import patch
 
-from lab.markdown import markdown_table
-from lab.report.style import number
+import pandas as pd
+
+from sandbox.border.peaks import DUAL, PLAIN
+from sandbox.claims import REGIMES
 from sandbox.claims.border_arms import at, with_dual_clip, with_free_norm
 from sandbox.ledger.cells import cell
 from sandbox.ledger.claim import Arm
 from sandbox.measure.largest_token import LargestToken, largest_token
 from sandbox.run import run
 from sandbox.training.engine import SandboxTrainingEngine
-from tests.pages.border import BORDER
+from tests.pages.study import ROOT
 from theory.contracts import MiniBatch, UpdateStats
 from theory.objectives.objective import Objective
 from theory.routing.passes import RoutingPlan
 
+KEPT = ROOT / "results/peaks.csv"
 R3 = with_free_norm(at("r0.5", "R3", 8))
-ARMS = {"R3": R3, "R3 and dual clip": with_dual_clip(R3)}
-SHOWN = 5
-"""Updates of a run that are shown."""
+ARMS = {PLAIN: R3, DUAL: with_dual_clip(R3)}
+(BORDER,) = (one for one in REGIMES if one.name == "border")
 
 
 def largest_tokens(arm: Arm, seed: int) -> list[LargestToken]:
@@ -47,20 +48,22 @@ def largest_tokens(arm: Arm, seed: int) -> list[LargestToken]:
     return found
 
 
-def table(found: Sequence[LargestToken]) -> str:
-    """The SHOWN updates with the largest norms, and the median norm above it."""
-    ranked = sorted(enumerate(found), key=lambda item: -item[1].norm)[:SHOWN]
-    lines = [
-        (str(k), number(one.norm), number(one.norm_without), number(one.advantage), number(math.exp(one.logp_mu)),
-         number(math.exp(one.logp_old)), number(math.exp(one.logp_pi)), number(math.exp(one.logp_pi - one.logp_old)))
-        for k, one in ranked
-    ]  # fmt: skip
-    titles = ("update", "norm", "without the token", "A", "mu", "old", "pi", "pi/old")
-    said = f"The median of {len(found)} norms is {number(median(one.norm for one in found))}."
-    return f"{said}\n\n{markdown_table(titles, lines)}"
+def kept() -> pd.DataFrame:
+    """The kept rows, by arm, seed and update."""
+    return pd.read_csv(KEPT)
+
+
+def keep(seed: int) -> None:
+    """Trains both arms on the seed and keeps their rows."""
+    rows = [
+        {"arm": words, "seed": seed, "update": k} | asdict(one)
+        for words, arm in ARMS.items()
+        for k, one in enumerate(largest_tokens(arm, seed))
+    ]
+    old = [kept().query("seed != @seed")] if KEPT.exists() else []
+    pd.concat([*old, pd.DataFrame(rows)]).to_csv(KEPT, index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":
-    for seed in map(int, sys.argv[1:]):
-        for words, arm in ARMS.items():
-            print(f"{words}, seed {seed}. {table(largest_tokens(arm, seed))}", flush=True)
+    for word in sys.argv[1:]:
+        keep(int(word))
