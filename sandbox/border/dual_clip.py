@@ -8,6 +8,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
+from sandbox.border import peaks
 from sandbox.border.fit import BorderFit, comparable, fit_all
 from sandbox.border.pictures import TITLES
 from sandbox.border.study import BorderStudy, paragraph
@@ -42,7 +43,7 @@ def border(study: BorderStudy) -> BorderFit | None:
 
 def has_border(runs: pd.DataFrame) -> bool:
     """Whether the runs are of LEAST places or more, and end in both ways."""
-    return len(runs.groupby(["gap", "N"])) >= LEAST and runs["collapsed"].nunique() == 2
+    return len(runs.groupby(["gap", "N"])) >= LEAST and len(set(runs["collapsed"])) == 2
 
 
 def unaided(study: BorderStudy) -> pd.DataFrame:
@@ -50,8 +51,8 @@ def unaided(study: BorderStudy) -> pd.DataFrame:
     return comparable(where(on_map(study.dual_clipped), remedy="none"))
 
 
-def markdown(study: BorderStudy) -> str:
-    """The section; empty without runs of it."""
+def markdown(study: BorderStudy, looked_at: pd.DataFrame) -> str:
+    """The section; empty without runs of it. `looked_at` has the updates of peaks.py, or is empty."""
     found = places(study.dual_clipped).sort_values(["gap", "N"], kind="stable")
     lines = []
     for place in found.to_dict("records"):
@@ -61,7 +62,8 @@ def markdown(study: BorderStudy) -> str:
     if not lines:
         return ""
     titles = ("router noise", "N", "remedy", "collapsed, GRPO", "accuracy", "with a dual clip", "accuracy")
-    return "\n".join([HEAD, markdown_table(titles, lines), paragraph(_border_said(study), _peaks(study))])
+    shown = [HEAD, markdown_table(titles, lines), paragraph(_border_said(study)), peaks.markdown(looked_at)]
+    return "\n".join(one for one in [*shown, paragraph(peaks.said(looked_at), _unclipped(study))] if one)
 
 
 def _outcome(place: dict[Any, Any] | None) -> tuple[str, str]:
@@ -84,16 +86,15 @@ def _border_said(study: BorderStudy) -> str:
     )
 
 
-def _peaks(study: BorderStudy) -> str:
-    """The outcome where gradients are never clipped, and the tokens that it comes from; empty without such runs."""
+def _unclipped(study: BorderStudy) -> str:
+    """The outcome where gradients are never clipped, and the frameworks that have it; empty without such runs."""
     with_r3 = _at(study.dual_unclipped, remedy="R3", N=8)
     if with_r3 is None:
         return ""
     return (
-        "In two runs of R3, never clipped, the gradient's largest norms came from single such tokens "
-        "(`python -m tests.pages.peaks` shows them); with the dual clip, and gradients never clipped, "
-        f"{ended(with_r3)} runs collapse under R3 (claim 62). verl has a dual clip on by default, slime, TRL and "
-        "others off ([options](how-to/remedies-by-framework.md)); all other counts of GRPO here are without it."
+        f"With the dual clip, never clipped otherwise, {ended(with_r3)} runs collapse under R3 (claim 62). verl has a "
+        "dual clip on by default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other "
+        "counts of GRPO here are without it."
     )
 
 

@@ -29,13 +29,14 @@ ENDS = (
 DECIDED = ("reproduced", "not reproduced", "opposite")
 
 
-def markdown(study: BorderStudy, found: Sequence[Finding]) -> str:
-    """The page; `found` are the findings of the study's claims."""
+def markdown(study: BorderStudy, found: Sequence[Finding], looked_at: pd.DataFrame) -> str:
+    """The page; `found` are the findings of the study's claims, `looked_at` the updates of peaks.py."""
     parts = [
         INTRO.format(num_runs=len(study.table), num_seeds=study.table["seed"].nunique()),
         _ends(study.grpo), dual_clip.beside(study), _demo(study.table), PICTURE,
         coverage.markdown(study.grpo), _claims(found),
-        _sign(study.grpo), one_number.markdown(study), dual_clip.markdown(study), controls.markdown(study.grpo),
+        _sign(study.grpo), one_number.markdown(study), dual_clip.markdown(study, looked_at),
+        controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),
         objectives.clipping_said(study), alarm_said(study), _limits(study),

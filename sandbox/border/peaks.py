@@ -5,10 +5,13 @@ A row of the table is an update: arm, seed, its number, and its largest token (s
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lab.audit.table import numbers
 from lab.report.style import PALETTE, number
 from sandbox.border.table import where
 
@@ -24,7 +27,8 @@ BOUND = 3.0
 PICTURE = """![The gradient's norm, update by update, whole and without its largest token](images/border-peaks.svg)
 
 *The gradient's norm before each update under R3 at router noise 0.5 and N = 8, never clipped, seed {seed}. Blue: the
-whole norm. Orange: without the term of one token, the largest. Right: the same seed with a dual clip.*
+whole norm. Orange: without the term of one token, the largest. Gaps: no gradient. Right: the same seed with a dual
+clip.*
 """
 
 
@@ -33,28 +37,19 @@ def said(found: pd.DataFrame) -> str:
     plain, dual = (where(found, arm=arm) for arm in (PLAIN, DUAL))
     if plain.empty or dual.empty:
         return ""
-    peaks, others = _peaks(plain), _peaks(dual)
-    above = int((peaks["ratio"] > BOUND).sum())
-    single, negative = int(_is_single(peaks).sum()), int((_is_single(peaks) & (peaks["advantage"] < 0)).sum())
+    norms, others = numbers(plain, "norm"), numbers(dual, "norm")
+    is_peak = norms > THRESHOLD
+    is_single = is_peak & (numbers(plain, "norm_without") < norms / 2)
+    is_negative = is_single & (numbers(plain, "advantage") < 0)
+    is_far = is_single & (numbers(plain, "logp_pi") - numbers(plain, "logp_old") > math.log(BOUND))
     return (
-        f"In {plain['seed'].nunique()} runs of R3, never clipped (exploratory), {len(peaks)} of {len(plain)} updates "
-        f"have a norm above {THRESHOLD:g}. In {single} of these one token has more than half of it; {negative} of "
-        f"these tokens have a negative advantage, and pi/old is above {BOUND:g} at {above} of the peaks' largest "
-        f"tokens. On the same seeds with a dual clip {len(others)} of {len(dual)} norms are above {THRESHOLD:g}; the "
-        f"largest is {number(float(dual['norm'].max()))}, {number(float(plain['norm'].max()))} without."
+        f"In {plain['seed'].nunique()} runs of R3, never clipped (exploratory), {is_peak.sum()} of {len(norms)} "
+        f"updates have a norm above {THRESHOLD:g}. In {is_single.sum()} of these one token has more than half of it: "
+        f"without its term the norm is less than half. {is_negative.sum()} of these tokens have a negative advantage, "
+        f"and {is_far.sum()} a ratio pi/old above {BOUND:g}. On the same seeds with a dual clip "
+        f"{(others > THRESHOLD).sum()} of {len(others)} norms are above {THRESHOLD:g}; the largest is "
+        f"{number(float(others.max()))}, {number(float(norms.max()))} without."
     )
-
-
-def _peaks(runs: pd.DataFrame) -> pd.DataFrame:
-    """The updates with a norm above THRESHOLD, with the `ratio` pi/old of their largest token."""
-    found = runs.loc[runs["norm"] > THRESHOLD]
-    assert isinstance(found, pd.DataFrame)
-    return found.assign(ratio=np.exp(found["logp_pi"] - found["logp_old"]))
-
-
-def _is_single(peaks: pd.DataFrame) -> pd.Series:
-    """Whether the gradient without the largest token has less than half of the norm."""
-    return peaks["norm_without"] < peaks["norm"] / 2
 
 
 def picture(found: pd.DataFrame, seed: int) -> Figure:
@@ -63,21 +58,24 @@ def picture(found: pd.DataFrame, seed: int) -> Figure:
     axes = figure.subplots(1, 2, sharey=True)
     for axis, arm in zip(axes, (PLAIN, DUAL), strict=True):
         own = where(found, arm=arm, seed=seed)
-        axis.plot(own["update"], own["norm"], color=PALETTE[0].line, lw=1.0, label="whole gradient")
-        axis.plot(own["update"], own["norm_without"], color=PALETTE[1].line, lw=0.9, label="without one token")
+        for name, words, ink in (("norm", "whole gradient", 0), ("norm_without", "without one token", 1)):
+            # An update without a gradient has no logarithm: a gap.
+            y = np.where(numbers(own, name) > 0, numbers(own, name), math.nan)
+            axis.plot(numbers(own, "update"), y, color=PALETTE[ink].line, lw=1.0, label=words)
         axis.axhline(THRESHOLD, color="#888888", lw=0.9, ls="--")
         axis.set_title(arm)
-        axis.set(xlabel="update", yscale="log", ylim=(1e-2, None))
+        axis.set(xlabel="update", yscale="log", ylim=(3e-2, None))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("norm of the gradient")
-    axes[0].legend(frameon=False, fontsize=7, loc="lower left")
+    axes[0].legend(frameon=False, fontsize=7, loc="upper right")
     return figure
 
 
 def shown_seed(found: pd.DataFrame) -> int:
     """The seed of the picture: the run of R3 whose largest norm is the median of the runs'."""
-    largest = where(found, arm=PLAIN).groupby("seed")["norm"].max().sort_values()
-    return int(largest.index[(len(largest) - 1) // 2])
+    own = where(found, arm=PLAIN)
+    largest = {int(seed): float(numbers(where(own, seed=seed), "norm").max()) for seed in own["seed"].unique()}
+    return sorted(largest, key=lambda seed: largest[seed])[(len(largest) - 1) // 2]
 
 
 def markdown(found: pd.DataFrame) -> str:

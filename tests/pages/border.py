@@ -13,6 +13,7 @@ from sandbox.border import dual_clip
 from sandbox.border.curves import entropy_picture, fit_picture
 from sandbox.border.explorer import explorer
 from sandbox.border.page import markdown
+from sandbox.border.peaks import picture, shown_seed
 from sandbox.border.pictures import gains, phase_diagram, svg
 from sandbox.border.study import BorderStudy
 from sandbox.border.table import places
@@ -20,6 +21,7 @@ from sandbox.border.tables_page import markdown as tables_markdown
 from sandbox.claims import REGIMES
 from sandbox.ledger.summary import waiting_text
 from sandbox.ledger.verdicts import Finding
+from tests.pages import peaks
 from tests.pages.ledger import found, kept
 from tests.pages.study import ROOT, Part
 
@@ -38,7 +40,7 @@ def study() -> BorderStudy:
 
 def page() -> str:
     """docs/border.md."""
-    return markdown(study(), _own())
+    return markdown(study(), _own(), peaks.kept())
 
 
 def tables() -> str:
@@ -101,11 +103,12 @@ def map_to_click() -> str:
 
 def pictures() -> dict[str, str]:
     """File name to SVG text: the phase diagram, the gain of each remedy by N, the fit, and the entropy."""
-    of = study()
+    of, looked_at = study(), peaks.kept()
     return {
         "border.svg": svg(phase_diagram(places(of.grpo), border=of.borders["KL x N"].border)),
         "border-gains.svg": svg(gains(of.grpo)),
         "border-fit.svg": svg(fit_picture(of.unaided, of.slowed, dual_clip.unaided(of))),
+        "border-peaks.svg": svg(picture(looked_at, shown_seed(looked_at))),
         "border-entropy.svg": svg(entropy_picture(of.table, of.rows)),
     }
 

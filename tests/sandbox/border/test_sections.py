@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab.report.style import number
@@ -22,6 +23,9 @@ from sandbox.ledger.cells import key
 from tests.sandbox.border.made import BORDER, rows
 
 INT4 = {"no": rows("int4", "none", 8, 4, 4), "R3": rows("int4", "R3", 8, 4, 3), "tis": rows("int4", "tis", 8, 4, 1)}
+
+
+NO_PEAKS = pd.DataFrame(columns=["arm", "seed", "update", "norm"])
 
 
 def flat(text: str) -> str:
@@ -85,7 +89,7 @@ def test_the_weight_s_gain_needs_the_runs_of_the_design() -> None:
     made: dict[str, Any] = {}
     for remedy in ("none", "tis"):
         made |= rows("r0.5", remedy, 2, FULL - 1) | rows("r0.5", remedy, 4, FULL)
-    said = flat(page(BorderStudy(made, BORDER), []))
+    said = flat(page(BorderStudy(made, BORDER), [], NO_PEAKS))
     assert " at N = 4. " in said.split("It changes the accuracy by")[1][:60]
 
 
@@ -198,14 +202,16 @@ def test_runs_with_a_second_clip_have_their_own_lines() -> None:
     assert len(study.table) == 6 and len(study.dual_clipped) == 4
     assert "| dual clip | 1 of 4 | 0.225 | – | – |" in objectives.clipping(study)
     assert "dual clip" not in objectives.clipping_said(study)
-    assert "GRPO has no *dual clip* here. With one, and no other remedy, 1 of 4 runs collapse" in flat(page(study, []))
+    assert "GRPO has no *dual clip* here. With one, and no other remedy, 1 of 4 runs collapse" in flat(
+        page(study, [], NO_PEAKS)
+    )
     both = made | rows("r0.5", "R3", 8, 5, 2, changed=lambda arm: with_dual_clip(with_free_norm(arm)))
     study = BorderStudy(both, BORDER)
     assert study.unclipped.empty and len(study.dual_unclipped) == 5
     assert "| R3 and dual clip | – | – | 2 of 5 | 0.180 |" in objectives.clipping(study)
-    said = flat(dual_clip.markdown(study))
+    said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert "| 0.5 | 8 | no remedy | 4 of 4 | 0.000 | 1 of 4 | 0.225 |" in said
-    assert "gradients never clipped, 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
+    assert "never clipped otherwise, 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
 
 
 def test_runs_with_a_second_clip_have_their_own_border() -> None:
@@ -217,7 +223,7 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     plain, own = study.borders["KL x N"], dual_clip.border(study)
     assert plain.num_runs == 24 and own is not None and own.num_runs == 24
     assert 0.4 < plain.border < 1.6 < own.border < 6.4
-    said = flat(dual_clip.markdown(study))
+    said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert f"collapse at {number(own.border)} (" in said and f"at {number(plain.border)} without one (24 and 24" in said
     two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
     assert dual_clip.border(BorderStudy(two, BORDER)) is None
@@ -244,7 +250,7 @@ def _story() -> dict[str, Any]:
 
 
 def test_the_story_is_counted_on_fresh_seeds_apart() -> None:
-    said = flat(page(BorderStudy(_story(), BORDER), []))
+    said = flat(page(BorderStudy(_story(), BORDER), [], NO_PEAKS))
     assert "came out in full on 2 of 3 fresh seeds" in said and "on exploratory seeds, before 104, on 2 of 2." in said
     assert "(an exact engine 3, no remedy 3, R2 2, token TIS 3, R3 3, MiniRL 3)" in said
 
@@ -254,7 +260,7 @@ def test_a_page_has_its_rate_and_its_pictures() -> None:
     made = _story() | rows("r0.2", "none", 4, 12, 1, kl=0.07) | rows("r0.3", "none", 4, 12, 6, kl=0.12)
     made |= rows("r0.5", "none", 8, 12, 11, first_seed=110) | rows("r0.5", "none", 8, 12, 0, changed=slower)
     study = BorderStudy(made, BORDER)
-    said, more = flat(page(study, [])), flat(tables_page(study, [], ""))
+    said, more = flat(page(study, [], NO_PEAKS)), flat(tables_page(study, [], ""))
     (border,) = re.findall(r"Where `KL x N` passes x\* = (\S+) \(\S+ to \S+\) at a learning rate of 2e-3, half", said)
     assert study.borders["KL x N"].border == pytest.approx(float(border), rel=1e-2)
     assert "At 1e-3 (router noise 0.5, N = 8) 0 of 12 runs collapse, where `KL x N` alone expects" in said
