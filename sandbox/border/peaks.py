@@ -55,7 +55,7 @@ def said(found: pd.DataFrame) -> str:
 def picture(found: pd.DataFrame, seed: int) -> Figure:
     """The norms of a seed's updates, whole and without the largest token: a panel per arm, on one scale."""
     figure = Figure(figsize=(8.4, 3.0), layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
+    axes = figure.subplots(1, 2, sharex=True, sharey=True)
     for axis, arm in zip(axes, (PLAIN, DUAL), strict=True):
         own = where(found, arm=arm, seed=seed)
         for name, words, ink in (("norm", "whole gradient", 0), ("norm_without", "without one token", 1)):
@@ -67,7 +67,7 @@ def picture(found: pd.DataFrame, seed: int) -> Figure:
         axis.set(xlabel="update", yscale="log", ylim=(3e-2, None))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("norm of the gradient")
-    axes[0].legend(frameon=False, fontsize=7, loc="upper right")
+    axes[1].legend(frameon=False, fontsize=7, loc="upper right")
     return figure
 
 
