@@ -46,10 +46,19 @@ def said(found: pd.DataFrame) -> str:
         f"In {plain['seed'].nunique()} runs of R3, never clipped (exploratory), {is_peak.sum()} of {len(norms)} "
         f"updates have a norm above {THRESHOLD:g}. In {is_single.sum()} of these one token has more than half of it: "
         f"without its term the norm is less than half. {is_negative.sum()} of these tokens have a negative advantage, "
-        f"and {is_far.sum()} a ratio pi/old above {BOUND:g}. On the same seeds with a dual clip "
-        f"{(others > THRESHOLD).sum()} of {len(others)} norms are above {THRESHOLD:g}; the largest is "
+        f"and {is_far.sum()} a ratio pi/old above {BOUND:g}. {_middle(plain.loc[is_single])} "
+        f"On the same seeds with a dual clip {(others > THRESHOLD).sum()} of {len(others)} norms are above {THRESHOLD:g}; the largest is "
         f"{number(float(others.max()))}, {number(float(norms.max()))} without."
     )
+
+
+def _middle(single: pd.DataFrame) -> str:
+    """The median probabilities of these tokens under each policy, in a sentence; empty without any."""
+    if single.empty:
+        return ""
+    mu, old, pi = (numbers(single, name) for name in ("logp_mu", "logp_old", "logp_pi"))
+    shown = [number(math.exp(float(np.median(x)))) for x in (mu, old, pi - old)]
+    return f"In the median mu gives such a token {shown[0]}, old {shown[1]}, and pi {shown[2]} times that."
 
 
 def picture(found: pd.DataFrame, seed: int) -> Figure:

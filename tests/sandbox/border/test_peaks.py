@@ -30,6 +30,7 @@ def test_peaks_are_counted_by_the_share_of_one_token() -> None:
     said = peaks.said(pd.DataFrame(made))
     assert "In 2 runs of R3, never clipped (exploratory), 3 of 4 updates have a norm above 1. In 2 of these one" in said
     assert "less than half. 1 of these tokens have a negative advantage, and 1 a ratio pi/old above 3." in said
+    assert "In the median mu gives such a token 0.368, old 0.0498, and pi 7.07 times that." in said
     assert "On the same seeds with a dual clip 1 of 2 norms are above 1; the largest is 1.5, 8 without." in said
     assert peaks.said(pd.DataFrame(made[:4])) == "" and peaks.said(NONE) == peaks.markdown(NONE) == ""
 
