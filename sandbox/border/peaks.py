@@ -47,8 +47,8 @@ def said(found: pd.DataFrame) -> str:
         f"updates have a norm above {THRESHOLD:g}. In {is_single.sum()} of these one token has more than half of it: "
         f"without its term the norm is less than half. {is_negative.sum()} of these tokens have a negative advantage, "
         f"and {is_far.sum()} a ratio pi/old above {BOUND:g}. {_middle(plain.loc[is_single])} "
-        f"On the same seeds with a dual clip {(others > THRESHOLD).sum()} of {len(others)} norms are above {THRESHOLD:g}; the largest is "
-        f"{number(float(others.max()))}, {number(float(norms.max()))} without."
+        f"On the same seeds with a dual clip {(others > THRESHOLD).sum()} of {len(others)} norms are above "
+        f"{THRESHOLD:g}; the largest is {number(float(others.max()))}, {number(float(norms.max()))} without."
     )
 
 
