@@ -66,20 +66,20 @@ def block(text: str, tables: str) -> str:
     )  # fmt: skip
     # The page's lines are wrapped, so that any space of it may be a line break.
     flat = " ".join(text.split())
-    (border,) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of", flat)
+    ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
     (dual,) = re.findall(r"another remedy collapse at (\S+ \(\S+ to [^)]+\)) with a dual clip", flat)
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
     claims = _verdicts(text)
     return (
-        "Collapsed runs of GRPO with N = 8 updates per rollout and the largest gap (exploratory):\n\n"
+        "Collapsed runs of GRPO, N = 8 updates per rollout, largest gap (exploratory):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
         "- **Off policy, R3, the token weight and a dual clip prevent most collapses.** The dual clip bounds single\n"
         "  unlikely tokens of negative advantage; R3 needs it, the weight or gradient clipping\n"
         f"  (claims {_grouped(claims, ('55', '59', '60', '62', '63', '64'))}).\n"
         f"  At N = 1 the weight lowers accuracy (claim 46: {claims['46']}).\n"
-        f"  Half of the runs without a remedy collapse at KL x N = {border},\n"
-        f"  with a dual clip at {dual}; at half the learning rate\n"
-        f"  {slower} do ([where training breaks](docs/border.md)).\n"
+        f"  Half of the runs without a remedy collapse at KL x N = {border}\n"
+        f"  and a learning rate of {rate}; at half the rate\n"
+        f"  {slower} do. With a dual clip it is {dual} ([where training breaks](docs/border.md)).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"
         f"  {stale_tis} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "
