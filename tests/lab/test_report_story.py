@@ -135,6 +135,10 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
          Recipe("c", 0, 0, preset="ppo_dual_clip", mode="R3")],
         ["without a remedy", "with a dual clip", "with PPO + R3 + a dual clip"],
     ),
+    "a dual clip is a remedy where engines differ": (
+        [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, preset="grpo_dual_clip", engine=BF16)],
+        ["without a remedy under weight precision fp8_e4m3 channel", "with a dual clip + kv precision bf16"],
+    ),
     "what the config does not name is told by label": (
         [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],
         ["in 1", "in 2"],
