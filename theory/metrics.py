@@ -101,7 +101,7 @@ _METRICS = (
            "1", "here", "flat"),
     Metric("actor/negative_ratio_max",
            "max over tokens with A < 0 of the objective's ratio, each at most e^75; absent where it has no ratio or no "
-           "token has A < 0. GRPO's clip does not bound it; a dual clip bounds it in the gradient, not here", "1",
+           "token has A < 0. GRPO's clip does not bound it; a dual clip bounds its term, not this number", "1",
            "here; the ratio of dual-clip PPO (arXiv 1912.09729)", "down"),
     Metric("actor/router_shift_ratio",
            "mean over tokens of gamma = max(exp(-mean over layers, old's experts of |log p_pi/p_old|), floor), p the "

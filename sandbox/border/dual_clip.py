@@ -11,13 +11,12 @@ from lab.report.style import number
 from sandbox.border import peaks
 from sandbox.border.fit import BorderFit, comparable, fit_all
 from sandbox.border.pictures import TITLES
+from sandbox.border.rates import NUMBER
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import ended, on_map, places, summary, where
 
-NUMBER = "KL x N"
-
 LEAST = 3
-"""Places with runs that a border of their own takes: two points are on any curve."""
+"""The least number of places to which a border is fitted: two points lie on any curve."""
 
 HEAD = """## With a dual clip
 
@@ -27,7 +26,7 @@ does, here at 3 (arXiv 1912.09729): beyond it the token has no gradient.
 
 
 def beside(study: BorderStudy) -> str:
-    """The page's first words on a second clip, which GRPO has not here; empty without runs of it."""
+    """The sentence near the top of the page that says that GRPO has no dual clip here; empty without runs with one."""
     alone = _at(study.dual_clipped, remedy="none", N=8)
     return "" if alone is None else paragraph(
         f"GRPO has no *dual clip* here. With one, and no other remedy, {ended(alone)} runs collapse, with an accuracy "
@@ -42,7 +41,7 @@ def border(study: BorderStudy) -> BorderFit | None:
 
 
 def has_border(runs: pd.DataFrame) -> bool:
-    """Whether the runs are of LEAST places or more, and end in both ways."""
+    """Whether the runs are from at least LEAST places, and some collapse and some do not."""
     return len(runs.groupby(["gap", "N"])) >= LEAST and len(set(runs["collapsed"])) == 2
 
 
@@ -52,7 +51,7 @@ def unaided(study: BorderStudy) -> pd.DataFrame:
 
 
 def markdown(study: BorderStudy, looked_at: pd.DataFrame) -> str:
-    """The section; empty without runs of it. `looked_at` has the updates of peaks.py, or is empty."""
+    """The section; empty without runs with a dual clip. `looked_at` has the updates of peaks.py, or is empty."""
     found = places(study.dual_clipped).sort_values(["gap", "N"], kind="stable")
     lines = []
     for place in found.to_dict("records"):
@@ -87,12 +86,12 @@ def _border_said(study: BorderStudy) -> str:
 
 
 def _unclipped(study: BorderStudy) -> str:
-    """The outcome where gradients are never clipped, and the frameworks that have it; empty without such runs."""
+    """The outcome without gradient clipping, and the frameworks that have a dual clip; empty without such runs."""
     with_r3 = _at(study.dual_unclipped, remedy="R3", N=8)
     if with_r3 is None:
         return ""
     return (
-        f"With the dual clip, never clipped otherwise, {ended(with_r3)} runs collapse under R3 (claim 62). verl has a "
+        f"With a dual clip and no gradient clipping {ended(with_r3)} runs collapse under R3 (claim 62). verl has a "
         "dual clip on by default, slime, TRL and others off ([options](how-to/remedies-by-framework.md)); all other "
         "counts of GRPO here are without it."
     )

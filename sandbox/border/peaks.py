@@ -14,14 +14,16 @@ from matplotlib.figure import Figure
 from lab.audit.table import numbers
 from lab.report.style import PALETTE, number
 from sandbox.border.table import where
+from sandbox.claims.border_arms import NORMS
+from theory.objectives.presets.dual_clip import DualClip
 
 PLAIN, DUAL = "R3", "R3 and dual clip"
 """The arms, by their words."""
 
-THRESHOLD = 1.0
+THRESHOLD = float(NORMS["grpo"])
 """The norm at which the study clips GRPO's gradients elsewhere: a peak is an update above it."""
 
-BOUND = 3.0
+BOUND = DualClip.clip_ratio_c
 """The dual clip's c."""
 
 PICTURE = """![The gradient's norm, update by update, whole and without its largest token](images/border-peaks.svg)
@@ -48,7 +50,8 @@ def said(found: pd.DataFrame) -> str:
         f"without its term the norm is less than half. {is_negative.sum()} of these tokens have a negative advantage, "
         f"and {is_far.sum()} a ratio pi/old above {BOUND:g}. {_middle(plain.loc[is_single])} "
         f"On the same seeds with a dual clip {(others > THRESHOLD).sum()} of {len(others)} norms are above "
-        f"{THRESHOLD:g}; the largest is {number(float(others.max()))}, {number(float(norms.max()))} without."
+        f"{THRESHOLD:g}; the largest norm is "
+        f"{number(float(others.max()))} with it and {number(float(norms.max()))} without."
     )
 
 

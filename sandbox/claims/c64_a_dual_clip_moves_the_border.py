@@ -1,4 +1,4 @@
-"""A dual clip moves the border to a larger N, and does not remove it: R3 is still needed beyond it."""
+"""A dual clip moves the border to a larger N, and does not remove it; R3 still helps there."""
 
 from __future__ import annotations
 

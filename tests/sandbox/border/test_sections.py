@@ -211,7 +211,7 @@ def test_runs_with_a_second_clip_have_their_own_lines() -> None:
     assert "| R3 and dual clip | – | – | 2 of 5 | 0.180 |" in objectives.clipping(study)
     said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert "| 0.5 | 8 | no remedy | 4 of 4 | 0.000 | 1 of 4 | 0.225 |" in said
-    assert "never clipped otherwise, 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
+    assert "no gradient clipping 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
 
 
 def test_runs_with_a_second_clip_have_their_own_border() -> None:
@@ -225,8 +225,13 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     assert 0.4 < plain.border < 1.6 < own.border < 6.4
     said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert f"collapse at {number(own.border)} (" in said and f"at {number(plain.border)} without one (24 and 24" in said
+    drawn = svg(fit_picture(study.unaided, study.slowed, dual_clip.unaided(study)))
+    assert "dual clip" in drawn and "its fit" in drawn
     two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
-    assert dual_clip.border(BorderStudy(two, BORDER)) is None
+    fewer = BorderStudy(two, BORDER)
+    assert dual_clip.border(fewer) is None
+    drawn = svg(fit_picture(fewer.unaided, fewer.slowed, dual_clip.unaided(fewer)))
+    assert "dual clip" in drawn and "its fit" not in drawn
 
 
 def test_an_entropy_path_is_the_median_over_runs() -> None:

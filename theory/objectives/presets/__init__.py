@@ -54,7 +54,7 @@ OVERRIDES = (
 """The settings that a caller of `preset` may change."""
 
 MANY = 4
-"""So many presets with a number are no longer named where another has no use for it."""
+"""From this many presets with a number on, the error for one that lacks it no longer names them."""
 
 
 def preset(name: str, **overrides: Any) -> Objective:
