@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from theory.contracts import TokenScores, UpdateStats
-from theory.objectives.objective import combine_metrics
+from theory.objectives import combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import ReplayContext

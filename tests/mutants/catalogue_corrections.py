@@ -153,7 +153,7 @@ CORRECTIONS = (
         "TRL #7120",
         (
             Edit(
-                "theory.objectives.objective:Objective._correction_metrics",
+                "theory.objectives.metrics:weight_metrics",
                 "rejected_BT = is_response_BT & ~kept_BT",
                 "rejected_BT = kept_BT & ~is_response_BT",
             ),

@@ -186,7 +186,7 @@ ESTIMATORS = (
         "C.10",
         "A mini-batch's maximum is the mean of its parts' maxima.",
         "no thread: one reduction for all metrics",
-        (Edit("theory.objectives.objective:combine_metrics", 'if name.endswith("_max"):', "if False:"),),
+        (Edit("theory.objectives.metrics:combine_metrics", 'if name.endswith("_max"):', "if False:"),),
         "maxima_do_not_know_micro_batches",
     ),
     Mutant(

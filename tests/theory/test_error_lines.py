@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from theory.exact.groups import Group, classes, moments
-from theory.objectives import preset
+from theory.objectives import combine_metrics, preset
 from theory.objectives.kl_penalty import kl_pi_ref
-from theory.objectives.objective import combine_metrics
 from theory.routing.packed_rows import check_offsets
 from theory.routing.payloads import pack_record
 from theory.routing.record import MISSING, RoutingRecord, index_dtype

@@ -8,7 +8,8 @@ from __future__ import annotations
 from theory.objectives.aggregations import AGGREGATIONS, Aggregation, Totals
 from theory.objectives.centering import CENTERINGS, Top
 from theory.objectives.corrections import CORRECTIONS, Correction, correction
-from theory.objectives.objective import Objective, ObjectiveOutput, combine_metrics
+from theory.objectives.metrics import combine_metrics
+from theory.objectives.objective import Objective, ObjectiveOutput
 from theory.objectives.presets import NUMBERS, OVERRIDES, PRESETS, preset
 from theory.objectives.ratios import RATIOS, Ratio
 from theory.objectives.trust_regions import TRUST_REGIONS, TrustRegion

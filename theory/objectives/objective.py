@@ -9,19 +9,18 @@ and App. A, Pr2 (2606.00395) Eq. 10, 11 and 14.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.divergences import SATURATION, masked_mean
 from theory.objectives.aggregations import Totals, count
 from theory.objectives.centering import Top, centering_term
 from theory.objectives.composition import Composition
 from theory.objectives.factors import LARGEST, Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
+from theory.objectives.metrics import penalty_metrics, ratio_metrics, weight_metrics
 from theory.objectives.router_shift import log_router_ratio
 from theory.objectives.second_moment import clip_level
 from theory.objectives.trust_regions import MinClip, Tokens
@@ -94,19 +93,19 @@ class Objective(Composition):
         term_BT = self._term(tokens, weight, advantages_B1, log_gamma_BT)
         if self.centering != "none":
             term_BT = term_BT + self.centering_of(top, kept_BT, advantages_B1)
+        if logp_ref_BT is not None and self.kl_coefficient > 0:
+            ref_BT = _on(kept_BT, wide(logp_ref_BT))
+            penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
+            term_BT = term_BT - self.kl_coefficient * penalty_BT
 
         metrics = {}
         # A mean over no token is no data.
         if has_metrics and is_response_BT.any():
             everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
-            metrics |= self._metrics(everything, advantages_B1, log_gamma_BT)
-            metrics |= self._correction_metrics(weight.value_BT, log_gap_BT, log_rho_BT, kept_BT, is_response_BT)
+            metrics |= ratio_metrics(self, everything, advantages_B1, log_gamma_BT)
+            metrics |= weight_metrics(self, weight.value_BT, log_gap_BT, log_rho_BT, kept_BT, is_response_BT)
             if logp_ref_BT is not None:
-                metrics |= self._kl_metrics(everything, _on(is_response_BT, wide(logp_ref_BT)))
-        if logp_ref_BT is not None and self.kl_coefficient > 0:
-            ref_BT = _on(kept_BT, wide(logp_ref_BT))
-            penalty_BT = kl_pi_ref(tokens.logp_pi_BT, ref_BT, self.kl_estimator, tokens.logp_mu_BT)
-            term_BT = term_BT - self.kl_coefficient * penalty_BT
+                metrics |= penalty_metrics(self, everything, _on(is_response_BT, wide(logp_ref_BT)))
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
     def _term(
@@ -214,50 +213,6 @@ class Objective(Composition):
         # Whole responses: a correction that rejects tokens gives them the weight 0 and keeps this mask.
         return is_response_BT & keep_B[:, None]
 
-    # -- metrics
-
-    @torch.no_grad()
-    def _metrics(self, tokens: Tokens, advantages_B1: Tensor, log_gamma_BT: Tensor | float) -> dict[str, Tensor]:
-        is_response_BT = tokens.is_response_BT
-        if not self.ratio.symbol:
-            return {}
-        ratio_BT = self.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
-        # Products over a long response may be infinite where the bounded term, and so the update, is not.
-        finite_BT = ratio_BT.clamp(max=math.exp(SATURATION))
-        metrics = {"actor/ratio_mean": masked_mean(finite_BT, is_response_BT)}
-        negative_BT = is_response_BT & (advantages_B1 < 0)
-        if negative_BT.any():
-            metrics["actor/negative_ratio_max"] = finite_BT[negative_BT].max()
-        if isinstance(log_gamma_BT, Tensor):
-            # The clamp sets it to this number in its own type, to which the comparison rounds too: equal to the bit.
-            at_floor_BT = log_gamma_BT <= math.log(self.router_shift_floor)
-            metrics["actor/router_shift_ratio"] = masked_mean(log_gamma_BT.exp(), is_response_BT)
-            metrics["actor/router_shift_clipfrac"] = masked_mean(at_floor_BT.to(ratio_BT.dtype), is_response_BT)
-        clipped = self.trust_region.clipped(tokens, ratio_BT, advantages_B1)
-        if clipped is not None:
-            high, low = (masked_mean(flag_BT.to(ratio_BT.dtype), is_response_BT) for flag_BT in clipped)
-            metrics |= {"actor/pg_clipfrac_high": high, "actor/pg_clipfrac_low": low, "actor/pg_clipfrac": high + low}
-        return metrics
-
-    @torch.no_grad()
-    def _correction_metrics(
-        self, weight_BT: Tensor, log_gap_BT: Tensor, log_rho_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor
-    ) -> dict[str, Tensor]:
-        truncated_BT = self.correction.truncated(log_gap_BT, is_response_BT)
-        truncated_BT = (truncated_BT | self.rejection.truncated(log_rho_BT, is_response_BT)) & kept_BT
-        rejected_BT = is_response_BT & ~kept_BT
-        return {
-            "rollout_corr/weight_mean": masked_mean(weight_BT, is_response_BT),
-            "rollout_corr/weight_max": weight_BT[is_response_BT].max(),
-            "rollout_corr/truncated_fraction": masked_mean(truncated_BT.to(weight_BT.dtype), is_response_BT),
-            "rollout_corr/rejected_fraction": masked_mean(rejected_BT.to(weight_BT.dtype), is_response_BT),
-        }
-
-    @torch.no_grad()
-    def _kl_metrics(self, tokens: Tokens, logp_ref_BT: Tensor) -> dict[str, Tensor]:
-        penalty_BT = kl_pi_ref(tokens.logp_pi_BT, logp_ref_BT, self.kl_estimator, tokens.logp_mu_BT)
-        return {"actor/kl_penalty": masked_mean(penalty_BT, tokens.is_response_BT)}
-
 
 def _on(mask_BT: Tensor, x_BT: Tensor) -> Tensor:
     """x where the mask is True, else 0: applied before any arithmetic, so that no nan or inf off the mask spreads."""
@@ -271,25 +226,3 @@ def _require_shapes(logp_pi_BT: Tensor, advantages_B: Tensor, **others_BT: Tenso
             raise ValueError(f"{name}: expected the shape of logp_pi_BT, {shape}, got {tuple(x_BT.shape)}")
     if tuple(advantages_B.shape) != shape[:1]:
         raise ValueError(f"advantages_B: expected shape {shape[:1]}, got {tuple(advantages_B.shape)}")
-
-
-def combine_metrics(parts: Sequence[tuple[int, dict[str, Tensor]]]) -> dict[str, float]:
-    """The metrics of a mini-batch from those of its parts, each with its number of response tokens.
-
-    Token means combine by their token counts (Objective's metrics are token means); maxima stay maxima, also where a
-    part has none. A part without response tokens has no metrics and is left out. Raises ValueError where no part has a
-    response token.
-    """
-    count = sum(n for n, _ in parts)
-    if count == 0:
-        raise ValueError("expected at least 1 response token in the parts together, got 0")
-    # Parts without tokens have no metrics to read the names from.
-    parts = [(n, m) for n, m in parts if n > 0]
-    metrics: dict[str, float] = {}
-    for name in dict.fromkeys(name for _, m in parts for name in m):
-        if name.endswith("_max"):
-            # A weighted mean of the parts' maxima would depend on the split.
-            metrics[name] = max(m[name].item() for _, m in parts if name in m)
-        else:
-            metrics[name] = sum(n * m[name].item() for n, m in parts) / count
-    return metrics
