@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # pip, always with the torch of requirements/torch.txt. Python compiles modules on first import; compiling all of them now would
 # take longer than the rest of the installation.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint requirements/torch.txt
+# Processes at a time: `make test JOBS=8` on a larger machine. Two is for two cores, of which the README's times are; a process
+# takes up to 2 GiB.
+JOBS ?= 2
 # The order in which the report shows the runs.
 DEMO := exact none r2 tis r3 minirl
 
@@ -20,9 +23,9 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-demo: $(VENV)/.installed-demo  ## a collapse and its remedies: six runs, two at a time, and one report
+demo: $(VENV)/.installed-demo  ## a collapse and its remedies: six runs, JOBS at a time, and one report
 	@mkdir -p runs
-	printf 'configs/demo/%s.yaml\n' $(DEMO) | xargs -P 2 -n 1 $(BIN)/firstorder train --progress lines
+	printf 'configs/demo/%s.yaml\n' $(DEMO) | xargs -P $(JOBS) -n 1 $(BIN)/firstorder train --progress lines
 	@echo "The report, one self-contained page:"
 	@$(BIN)/firstorder report --out runs/demo.html $(DEMO:%=runs/demo-%)
 
@@ -38,7 +41,7 @@ demo-scaled: $(VENV)/.installed-scaled  ## R3 and Pr3 on real Megatron-core, vLL
 test: test-core test-pages test-scaled  ## everything that must hold, real vLLM and Megatron-core included
 
 # worksteal keeps neighbouring tests in one process while both have work, so that a costly fixture is made once.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # The checks, most of whose time pyright takes on one core, beside the tests.
 test-core: $(VENV)/.installed-dev  ## the laws of theory, lab, sandbox and the command: checks and tests
 	printf '%s\n' core-tests check | xargs -P 2 -n 1 $(MAKE) --no-print-directory
@@ -55,7 +58,7 @@ test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, 
 
 # vLLM and Megatron-core keep global state, so a file has a process of its own, but for the groups that share one and its
 # imports: VLLM closes each engine before the next, RANKS and DRIVERS start none in the process itself, CLUSTER and AHEAD
-# share a Ray, whose start takes ten seconds. Three at a time on two cores, since they often wait for ranks and engines;
+# share a Ray, whose start takes ten seconds. One more at a time than JOBS, since they often wait for ranks and engines;
 # long ones first, so that no worker idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
@@ -71,7 +74,7 @@ ALONE := $(LONG) $(filter-out $(VLLM) $(RANKS) $(DRIVERS) $(CLUSTER) $(AHEAD) $(
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
 	printf '%s\n' 'pytest $(DRIVERS)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' 'pytest $(VLLM)' \
 	  $(ALONE:%='pytest %') \
-	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P 3 -L 1 $(BIN)/python -m
+	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P $$(($(JOBS) + 1)) -L 1 $(BIN)/python -m
 
 test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0
@@ -79,16 +82,16 @@ test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside
 
 # `make test` checks shapes. Without those checks a law sees three times as many examples per hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
-	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/theory
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) -o addopts="--strict-markers --strict-config -q" tests/theory
 
 fuzz: $(VENV)/.installed-dev  ## edited or truncated files, 1,000 cases of each kind, and 50 kills (half an hour)
-	FUZZ_CASES=1000 $(BIN)/python -m pytest -n 2 -o addopts="--strict-markers --strict-config -q" tests/fuzz
+	FUZZ_CASES=1000 $(BIN)/python -m pytest -n $(JOBS) -o addopts="--strict-markers --strict-config -q" tests/fuzz
 	$(BIN)/python -m tests.fuzz.kills 50
 
 # mutmut works on copies, in mutants/, and continues where it was stopped.
 mutants: $(VENV)/.installed-dev  ## are the tests any good? bugs of the past (minutes), then generated ones (a night)
 	$(BIN)/python -m tests.mutants
-	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut run --max-children $(JOBS)
 	$(BIN)/python -m tests.mutants.survivors
 
 check: $(VENV)/.installed-dev  ## lint, format, types, direction of imports
