@@ -21,7 +21,8 @@ LEAST = 3
 HEAD = """## With a dual clip
 
 Where the advantage is negative GRPO's clip does not bound pi/old, with which a token's gradient grows. A *dual clip*
-does, here at 3 (arXiv 1912.09729): beyond it the token has no gradient.
+does, here at 3 (arXiv 1912.09729): beyond it the token has no gradient. At N = 1 pi is old and a dual clip changes
+nothing: what was found there holds with one.
 """
 
 

@@ -251,6 +251,15 @@ def test_a_dual_clip_adds_one_bound(plain: str) -> None:
     assert torch.equal(batch(open_ended).objective, batch(parent).objective)
 
 
+@pytest.mark.parametrize("plain", ["ppo", "grpo"])
+@given(batch=batches(corners=("on_policy",)))
+def test_one_update_per_rollout_never_meets_the_second_clip(plain: str, batch: Batch) -> None:
+    """With pi = old, under any engine gap, a dual clip changes no bit of the value or the gradient."""
+    value, gradient = batch.with_gradient(preset(f"{plain}_dual_clip"))
+    wanted, its_gradient = batch.with_gradient(preset(plain))
+    assert torch.equal(value.objective, wanted.objective) and torch.equal(gradient, its_gradient)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_metrics_are_beside_the_objective(name: str) -> None:
     """Without its metrics an objective has the same value, to the bit, and none of them."""
