@@ -29,7 +29,7 @@ from tests.pages.study import ROOT, Part
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
 (BORDER,) = (one for one in REGIMES if one.name == "border")
-STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65))
+STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65), 66)
 """Numbers of the claims that the study tests; those that repeat one of them belong to it, too."""
 
 
@@ -75,7 +75,7 @@ def block(text: str, tables: str) -> str:
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
         "- **Off policy, R3, the token weight and a dual clip prevent most collapses.** The dual clip bounds single\n"
         "  unlikely tokens of negative advantage; R3 needs it, the weight or gradient clipping\n"
-        f"  (claims {_grouped(claims, ('55', '59', '60', '62', '63', '64'))}).\n"
+        f"  (claims {_grouped(claims, ('55', '59', '60', '62', '63', '64', '66'))}).\n"
         f"  At N = 1 the weight lowers accuracy (claim 46: {claims['46']}).\n"
         f"  Half of the runs without a remedy collapse at KL x N = {border}\n"
         f"  and a learning rate of {rate}; at half the rate\n"
