@@ -79,11 +79,18 @@ def _border_said(study: BorderStudy) -> str:
     if own is None or NUMBER not in study.borders:
         return ""
     plain = study.borders[NUMBER]
+    largest = _largest(unaided(study))
+    beyond = f" The largest that was tried is {number(largest)}, so the first one is an extrapolation."
     return (
         f"By `{NUMBER}` half of the runs without another remedy collapse at {number(own.border)} ({number(own.low)} "
         f"to {number(own.high)}) with a dual clip, and at {number(plain.border)} without one ({own.num_runs} and "
-        f"{plain.num_runs} runs, exploratory)."
+        f"{plain.num_runs} runs, exploratory).{beyond if own.border > largest else ''}"
     )
+
+
+def _largest(runs: pd.DataFrame) -> float:
+    """The largest number of a place, by the mean KL of its runs."""
+    return max(float(of_place["kl"].mean()) * n for (_, n), of_place in runs.groupby(["gap", "N"]))
 
 
 def _unclipped(study: BorderStudy) -> str:

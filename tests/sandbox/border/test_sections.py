@@ -225,8 +225,16 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     assert 0.4 < plain.border < 1.6 < own.border < 6.4
     said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert f"collapse at {number(own.border)} (" in said and f"at {number(plain.border)} without one (24 and 24" in said
+    assert "extrapolation" not in said
     drawn = svg(fit_picture(study.unaided, study.slowed, dual_clip.unaided(study)))
     assert "dual clip" in drawn and "its fit" in drawn
+    made |= rows("r0.5", "none", 16, 8, 3, kl=0.4, changed=with_dual_clip)
+    study = BorderStudy(made, BORDER)
+    own = dual_clip.border(study)
+    assert own is not None and own.border > 6.4
+    assert "The largest that was tried is 6.4, so the first one is an extrapolation." in flat(
+        dual_clip.markdown(study, NO_PEAKS)
+    )
     two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
     fewer = BorderStudy(two, BORDER)
     assert dual_clip.border(fewer) is None
