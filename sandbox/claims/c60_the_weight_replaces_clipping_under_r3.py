@@ -23,6 +23,7 @@ CLAIM = BorderClaim(
     ),
     # After those of claim 59, whose runs of R3 alone have been seen.
     first_seed=330,
-    # At shares of 0.1 and 0.67 the power is 97% and 98% at Holm's step of the day, a fourteenth of 5%.
+    # At shares of 0.1 and 0.67 the power is 97% and 98% at a fourteenth of 5% (Holm's step was nearer a 22nd: LOG,
+    # claim 66).
     num_seeds=28,
 )

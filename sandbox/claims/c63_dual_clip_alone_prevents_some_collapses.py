@@ -26,7 +26,7 @@ CLAIM = BorderClaim(
     ),
     # After those of claim 62: no claim has used either arm on them.
     first_seed=386,
-    # 88% power at shares of 0.95 and 0.5 and Holm's step of the day, a fourteenth of 5%, by the score statistic's
-    # normal approximation.
+    # 88% power at shares of 0.95 and 0.5 and a fourteenth of 5%, by the score statistic's normal approximation (Holm's
+    # step was nearer a 22nd: LOG, claim 66).
     num_seeds=28,
 )  # fmt: skip
