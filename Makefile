@@ -7,8 +7,7 @@ BIN := $(VENV)/bin
 # pip, always with the torch of requirements/torch.txt. Python compiles modules on first import; compiling all of them now would
 # take longer than the rest of the installation.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint requirements/torch.txt
-# Processes at a time: `make test JOBS=8` on a larger machine. Two is for two cores, of which the README's times are; a process
-# takes up to 2 GiB.
+# Processes at a time: `make test JOBS=8` on a larger machine. The README's times are those of two, on two cores.
 JOBS ?= 2
 # The order in which the report shows the runs.
 DEMO := exact none r2 tis r3 minirl

@@ -81,7 +81,7 @@ def _border_said(study: BorderStudy) -> str:
         return ""
     plain = study.borders[NUMBER]
     largest = _largest(unaided(study))
-    beyond = f" The largest that was tried is {number(largest)}, so the first one is an extrapolation."
+    beyond = f" The largest that was tried is {number(largest)}, so {number(own.border)} is an extrapolation."
     return (
         f"By `{NUMBER}` half of the runs without another remedy collapse at {number(own.border)} ({number(own.low)} "
         f"to {number(own.high)}) with a dual clip, and at {number(plain.border)} without one ({own.num_runs} and "

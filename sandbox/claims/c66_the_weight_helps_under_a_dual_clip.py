@@ -29,7 +29,7 @@ CLAIM = BorderClaim(
     # The accuracy needs the most, with spreads of 0.1 and 0.03 and a difference of 0.1. Planned as 79% power at a
     # twelfth of 5%; at a 22nd, two-sided, which was Holm's step, it is 58% by Student's t (LOG, claim 66).
     num_seeds=28,
-    # R2's sign is open here: two runs looked at do not say it.
+    # Two exploratory runs leave R2's sign open.
     also=(_R2,),
     also_seeds=8,
 )  # fmt: skip

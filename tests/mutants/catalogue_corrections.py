@@ -9,7 +9,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant
 
 FIXES = "theory.objectives.corrections"
-CALL = "theory.objectives.objective:Objective.__call__"
+OBJECTIVE = "theory.objectives.objective:Objective"
+CALL = f"{OBJECTIVE}.__call__"
 RATIOS = "theory.objectives.ratios"
 SUMS = "theory.objectives.aggregations"
 
@@ -193,7 +194,13 @@ CORRECTIONS = (
         "C.9",
         "Log-ratios are clamped to +-20 for safety: what should be infinite looks like a large number.",
         "verl's rollout correction, log-ratio safety clamp",
-        (Edit(CALL, "log_ratio(numerator_BT, mu_BT)", "log_ratio(numerator_BT, mu_BT).clamp(-20, 20)"),),
+        (
+            Edit(
+                f"{OBJECTIVE}._log_ratios",
+                "log_ratio(numerator_BT, mu_BT)",
+                "log_ratio(numerator_BT, mu_BT).clamp(-20, 20)",
+            ),
+        ),
         "no_gap_is_too_wide",
     ),
     Mutant(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Absent, Edit, Mutant
 
 FIXES = "theory.objectives.corrections"
-CALL = "theory.objectives.objective:Objective.__call__"
+OBJECTIVE = "theory.objectives.objective:Objective"
+CALL = f"{OBJECTIVE}.__call__"
 REGIONS = "theory.objectives.trust_regions.ratio_bounds"
 
 OBJECTIVES = (
@@ -14,7 +15,7 @@ OBJECTIVES = (
         "C",
         "The weight is mu/old: it doubles the engine gap instead of taking it out.",
         "sign conventions of k1 differ between verl and AReaL",
-        (Edit(CALL, "log_ratio(numerator_BT, mu_BT)", "log_ratio(mu_BT, numerator_BT)"),),
+        (Edit(f"{OBJECTIVE}._log_ratios", "log_ratio(numerator_BT, mu_BT)", "log_ratio(mu_BT, numerator_BT)"),),
         "gradients_are_score_function_forms",
     ),
     Mutant(
@@ -81,8 +82,8 @@ OBJECTIVES = (
         (
             Edit(
                 CALL,
-                "_on(is_response_BT, logp_pi_BT.detach()) if self",
-                "_on(is_response_BT, logp_pi_BT) if self",
+                "sampled = Tokens(_on(is_response_BT, logp_pi_BT.detach())",
+                "sampled = Tokens(_on(is_response_BT, logp_pi_BT)",
             ),
             Edit(
                 "theory.objectives.trust_regions.base:score",

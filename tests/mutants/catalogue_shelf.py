@@ -190,8 +190,9 @@ SHELF = (
     ),
     misread(
         "tokens_share_their_responses_advantage", "Where each token has an advantage, the response's is taken.",
-        "optimal token baseline", "theory.objectives.objective:Objective.__call__",
-        "_on(is_response_BT, wide(advantages_BT.detach()))", "advantages_B1", "tokens_have_their_own_advantage",
+        "optimal token baseline", "theory.objectives.objective:_broadcast",
+        "_on(is_response_BT, wide(advantages_BT.detach()))", "wide(advantages_B.detach())[:, None]",
+        "tokens_have_their_own_advantage",
     ),
     misread(
         "whitening_counts_responses", "REINFORCE++'s mean and deviation count responses, not tokens.", "REINFORCE++",

@@ -68,7 +68,7 @@ def block(text: str, tables: str) -> str:
     flat = " ".join(text.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
     (dual,) = re.findall(r"another remedy collapse at (\S+ \(\S+ to [^)]+\)) with a dual clip", flat)
-    beyond = ", beyond all runs" if "the first one is an extrapolation" in flat else ""
+    remark = ", an extrapolation" if f"{dual.split()[0]} is an extrapolation" in flat else ""
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
     claims = _verdicts(text)
     return (
@@ -80,7 +80,7 @@ def block(text: str, tables: str) -> str:
         f"  At N = 1 the weight lowers accuracy (claim 46: {claims['46']}).\n"
         f"  Half of the runs without a remedy collapse at KL x N = {border}\n"
         f"  and a learning rate of {rate}; at half the rate\n"
-        f"  {slower} do. With a dual clip: {dual}{beyond} ([where training breaks](docs/border.md)).\n"
+        f"  {slower} do. With a dual clip: {dual}{remark} ([where training breaks](docs/border.md)).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"
         f"  {stale_tis} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "

@@ -74,18 +74,14 @@ class Objective(Composition):
             logp_ref_BT=logp_ref_BT, router_shift_BT=router_shift_BT, advantages_BT=advantages_BT,
         )  # fmt: skip
         self._require_inputs(logp_ref_BT, advantages_BT)
-        # (B, 1), or (B, T) for advantages per token: both broadcast in every term.
-        logp_pi_BT, advantages_B1 = wide(logp_pi_BT), wide(advantages_B.detach())[:, None]
-        if advantages_BT is not None:
-            advantages_B1 = _on(is_response_BT, wide(advantages_BT.detach()))
+        logp_pi_BT, advantages_B1 = wide(logp_pi_BT), _broadcast(advantages_B, advantages_BT, is_response_BT)
         old_BT, mu_BT = (_on(is_response_BT, wide(x_BT.detach())) for x_BT in (logp_old_BT, logp_mu_BT))
         # Before the totals: rejected responses are in no denominator.
         kept_BT = self.kept(old_BT, mu_BT, is_response_BT)
         totals = self._totals(old_BT, mu_BT, kept_BT, is_response_BT) if totals is None else totals
 
-        # A weight may be on pi/mu; rejections are always on old/mu.
-        numerator_BT = _on(is_response_BT, logp_pi_BT.detach()) if self.correction.numerator == "pi" else old_BT
-        log_gap_BT, log_rho_BT = log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
+        sampled = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
+        log_gap_BT, log_rho_BT = self._log_ratios(sampled.logp_pi_BT, old_BT, mu_BT)
         weight = self._weight(log_gap_BT, log_rho_BT, kept_BT, is_response_BT, totals.log_mean_weight)
         # Rejected responses are masked here, as their ratios may be infinite; metrics below count them.
         tokens = Tokens(*(_on(kept_BT, x_BT) for x_BT in (logp_pi_BT, old_BT, mu_BT)), is_response_BT=kept_BT)
@@ -101,11 +97,10 @@ class Objective(Composition):
         metrics = {}
         # A mean over no token is no data.
         if has_metrics and is_response_BT.any():
-            everything = Tokens(_on(is_response_BT, logp_pi_BT.detach()), old_BT, mu_BT, is_response_BT)
-            metrics |= ratio_metrics(self, everything, advantages_B1, log_gamma_BT)
+            metrics |= ratio_metrics(self, sampled, advantages_B1, log_gamma_BT)
             metrics |= weight_metrics(self, weight.value_BT, log_gap_BT, log_rho_BT, kept_BT, is_response_BT)
             if logp_ref_BT is not None:
-                metrics |= penalty_metrics(self, everything, _on(is_response_BT, wide(logp_ref_BT)))
+                metrics |= penalty_metrics(self, sampled, _on(is_response_BT, wide(logp_ref_BT)))
         return ObjectiveOutput(self.aggregation(term_BT, kept_BT, totals), metrics)
 
     def _term(
@@ -170,8 +165,7 @@ class Objective(Composition):
             raise ValueError(f"{self.name}: expected all tokens of mu for centering full, got the {num} likeliest")
 
         def coefficients(pi_Bt: Tensor, old_Bt: Tensor, mu_Bt: Tensor, there_Bt: Tensor) -> Tensor:
-            log_gap_Bt = log_ratio(pi_Bt if self.correction.numerator == "pi" else old_Bt, mu_Bt)
-            log_rho_Bt = log_ratio(old_Bt, mu_Bt)
+            log_gap_Bt, log_rho_Bt = self._log_ratios(pi_Bt, old_Bt, mu_Bt)
             # The caller's pass may run without gradients; the coefficients are the term's own derivative.
             with torch.enable_grad():
                 leaf_Bt = pi_Bt.requires_grad_()  # a leaf: what centering hands over is detached
@@ -181,6 +175,11 @@ class Objective(Composition):
                 return torch.autograd.grad(term_Bt.sum(), leaf_Bt)[0]
 
         return centering_term(top, kept_BT, coefficients)
+
+    def _log_ratios(self, pi_BT: Tensor, old_BT: Tensor, mu_BT: Tensor) -> tuple[Tensor, Tensor]:
+        # A weight may be on pi/mu; rejections are always on old/mu.
+        numerator_BT = pi_BT if self.correction.numerator == "pi" else old_BT
+        return log_ratio(numerator_BT, mu_BT), log_ratio(old_BT, mu_BT)
 
     def _weight(
         self, log_gap_BT: Tensor, log_rho_BT: Tensor, kept_BT: Tensor, is_response_BT: Tensor, log_mean: float = 0.0
@@ -217,6 +216,13 @@ class Objective(Composition):
 def _on(mask_BT: Tensor, x_BT: Tensor) -> Tensor:
     """x where the mask is True, else 0: applied before any arithmetic, so that no nan or inf off the mask spreads."""
     return torch.where(mask_BT, x_BT, 0.0)
+
+
+def _broadcast(advantages_B: Tensor, advantages_BT: Tensor | None, is_response_BT: Tensor) -> Tensor:
+    """The advantages as (B, 1), or as (B, T) where each token has its own: both broadcast in every term."""
+    if advantages_BT is None:
+        return wide(advantages_B.detach())[:, None]
+    return _on(is_response_BT, wide(advantages_BT.detach()))
 
 
 def _require_shapes(logp_pi_BT: Tensor, advantages_B: Tensor, **others_BT: Tensor | None) -> None:

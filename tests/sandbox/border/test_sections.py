@@ -232,9 +232,8 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     study = BorderStudy(made, BORDER)
     own = dual_clip.border(study)
     assert own is not None and own.border > 6.4
-    assert "The largest that was tried is 6.4, so the first one is an extrapolation." in flat(
-        dual_clip.markdown(study, NO_PEAKS)
-    )
+    said = flat(dual_clip.markdown(study, NO_PEAKS))
+    assert f"The largest that was tried is 6.4, so {number(own.border)} is an extrapolation." in said
     two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
     fewer = BorderStudy(two, BORDER)
     assert dual_clip.border(fewer) is None
