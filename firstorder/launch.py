@@ -24,21 +24,22 @@ def launch(
     time: Annotated[str | None, typer.Option(metavar="D-HH:MM:SS", help="Slurm time limit.")] = None,
     container: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="Run in this container: Slurm's pyxis plugin, or Ray's image_uri."),
+        typer.Option(metavar="IMAGE", help="Run in this container, by Slurm's pyxis plugin."),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Write the script that starts the run of CONFIG on a cluster, with the nodes and GPUs that its `cluster:` names.
 
     slurm: an sbatch script that starts Ray's head on the first node and a worker on each other one, waits for all GPUs,
-    and trains; requeued by Slurm, it resumes. ray: a `ray job submit` for the cluster at $RAY_ADDRESS. Paths in CONFIG
-    are relative to the folder that the script is submitted from. A config that does not fit the cluster is refused, as
-    by `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
+    and trains; requeued by Slurm, it resumes. ray: a `ray job submit` for the cluster at $RAY_ADDRESS, which takes the
+    folder along, without runs/: CONFIG must be elsewhere, and --output a path that all nodes share. Paths in CONFIG are
+    relative to the folder that the script is submitted from. A config that does not fit the cluster is refused, as by
+    `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
 
     \b
     Examples:
       firstorder launch configs/scaled/minirl/n8_r3.yaml --kind slurm --partition gpu --time 2-00:00:00 --out run.sbatch
-      firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --seed 1 --out submit.sh
+      firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --output /shared/runs --out submit.sh
     """
     from firstorder.plan import read_config
     from lab.files import atomic_write

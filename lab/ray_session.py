@@ -116,8 +116,10 @@ def ray_session(
             ray.shutdown()
 
 
-def wait(references: Sequence[Any], timeout: float | None = None, num: int = 1) -> list[Any]:
+def wait(references: Sequence[Any], timeout: float | None = None, num: int = 1, *, is_read: bool = True) -> list[Any]:
     """The references that are ready once `num` of them are, or after `timeout` seconds (None: no limit).
+
+    With `is_read` their values come to this machine first: say False for what this process only passes on.
 
     `ray.wait` and `ray.get` take no exception from a signal's handler but KeyboardInterrupt: with another they go on to
     the end of their wait, hours perhaps, and then raise a SystemError.
@@ -126,7 +128,9 @@ def wait(references: Sequence[Any], timeout: float | None = None, num: int = 1) 
     while True:
         left = end - time.monotonic()
         with held():
-            done, _ = ray.wait(list(references), num_returns=num, timeout=max(0.0, min(SLICE_S, left)))
+            done, _ = ray.wait(
+                list(references), num_returns=num, timeout=max(0.0, min(SLICE_S, left)), fetch_local=is_read
+            )
         if len(done) >= num or left <= SLICE_S:
             return done
 

@@ -23,6 +23,9 @@ TEMPLATES = Path(__file__).parent / "launch_templates"
 RAY_PORT = 6379
 """Ray's own default for the head."""
 
+LEFT_BEHIND = ("runs", ".git", ".venv")
+"""Folders that a Ray job does not take along: they are large, and none of them is needed to start a run."""
+
 _NAME = re.compile(r"[\w.@,:+-]+")
 _TIME = re.compile(r"(\d+-)?\d+(:\d{1,2}){0,2}")
 _IMAGE = re.compile(r"[\w./@:#+~-]+")
@@ -60,12 +63,14 @@ def script(
 ) -> str:  # fmt: skip
     """The script; `path` and `overrides` are the words of `firstorder train`, quoted for the shell.
 
-    Raises ConfigError for an option that a Ray job does not use.
+    Raises ConfigError for an option that a Ray job does not use, a file that it does not take along, and an output that
+    ends with it.
     """
     if kind == "ray":
-        unused = [name for name in ("partition", "account", "time") if getattr(options, name) is not None]
+        unused = [name for name in ("partition", "account", "time", "container") if getattr(options, name) is not None]
         if unused:
             raise ConfigError(f"--{unused[0]}: expected only with --kind slurm, got it with --kind ray")
+        _require_portable(config, path)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -88,8 +93,27 @@ def script(
         num_nodes=cluster.num_nodes,
         gpus_per_node=cluster.gpus_per_node,
         num_gpus=cluster.num_nodes * cluster.gpus_per_node,
+        left_behind=[f"/{name}/" for name in LEFT_BEHIND],
         port=RAY_PORT,
         object_store_bytes=int(cluster.object_store_gib * 2**30),
         options=options,
         train=shlex.join(train),
     )
+
+
+def _require_portable(config: ScaledRun, path: str) -> None:
+    """ConfigError for what a Ray job would not find in its copy of the folder, or would lose with it."""
+    named = [("CONFIG", path), ("model.path", config.model.path)]
+    named += [("task", name) for name in config.task.named_files]
+    for field, name in named:
+        # An absolute path is one on the nodes: only they know whether it exists.
+        if Path(name).parts[:1] and Path(name).parts[0] in (*LEFT_BEHIND, ".."):
+            raise ConfigError(
+                f"{field}: expected a path in this folder, outside {', '.join(LEFT_BEHIND)}, which a Ray job leaves "
+                f"behind, or an absolute one on every node; got {name}"
+            )
+    if not Path(config.output).is_absolute():
+        raise ConfigError(
+            "output: expected an absolute path in a folder that all nodes share, since a Ray job's own folder is "
+            f"deleted with it; got {config.output}"
+        )

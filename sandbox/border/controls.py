@@ -31,6 +31,11 @@ and has a KL from the second rollout on (claims 41 and 49). Collapsed runs at N 
 """
 
 
+def words_of(gap: str) -> str:
+    """The engine of a gap in words: a control, or its router noise."""
+    return ENGINES.get(gap) or f"router noise {gap.removeprefix('r')}"
+
+
 def markdown(grpo: pd.DataFrame) -> str:
     """The section: a line per engine that has runs, and the answer in a sentence; empty without runs."""
     lines = []
@@ -68,4 +73,4 @@ def _answer(grpo: pd.DataFrame) -> str:
     return paragraph(*parts)
 
 
-__all__ = ["ENGINES", "markdown"]
+__all__ = ["ENGINES", "markdown", "words_of"]

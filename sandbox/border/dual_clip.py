@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border import peaks
+from sandbox.border import controls, peaks
 from sandbox.border.fit import BorderFit, comparable, fit_all
 from sandbox.border.pictures import TITLES
 from sandbox.border.rates import NUMBER
@@ -58,11 +58,11 @@ def markdown(study: BorderStudy, looked_at: pd.DataFrame) -> str:
     lines = []
     for place in found.to_dict("records"):
         plain = _at(study.grpo, gap=place["gap"], remedy=place["remedy"], N=place["N"])
-        gap, remedy = str(place["gap"]).removeprefix("r"), str(place["remedy"])
-        lines.append((gap, str(place["N"]), TITLES[remedy], *_outcome(plain), *_outcome(place)))
+        engine, remedy = controls.words_of(str(place["gap"])), TITLES[str(place["remedy"])]
+        lines.append((engine, str(place["N"]), remedy, *_outcome(plain), *_outcome(place)))
     if not lines:
         return ""
-    titles = ("router noise", "N", "remedy", "collapsed, GRPO", "accuracy", "with a dual clip", "accuracy")
+    titles = ("engine", "N", "remedy", "collapsed, GRPO", "accuracy", "with a dual clip", "accuracy")
     shown = [HEAD, markdown_table(titles, lines), paragraph(_border_said(study)), peaks.markdown(looked_at)]
     return "\n".join(one for one in [*shown, paragraph(peaks.said(looked_at), _unclipped(study))] if one)
 

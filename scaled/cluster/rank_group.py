@@ -197,7 +197,8 @@ class ScoringGroup(ActorGroup):
         ranks = {stream: i for i, stream in enumerate(streams)}
         overflowing: dict[str, Overflow] = {}
         while ranks:
-            done = wait(list(ranks), self.limits.push)
+            # Else every bucket would come to the driver's machine first, which may have neither a rank nor an engine.
+            done = wait(list(ranks), self.limits.push, is_read=False)
             self._require(done, "export", ranks.values())
             for stream in done:
                 bucket = next(stream, None)

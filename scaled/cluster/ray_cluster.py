@@ -28,7 +28,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lab.ray_session import ray_session
+from lab.ray_session import SETTINGS, ray_session
 from scaled.cluster import interface
 from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.config import ScaledRun
@@ -92,6 +92,8 @@ class Cluster:
             # Ranks that start again may get them in another order; an engine returns to those that it had.
             own = ",".join(self.devices[rank] for rank in place.shares)
             variables["CUDA_VISIBLE_DEVICES"] = self.shared_devices.setdefault(index, own)
+            # Here, too: a Ray that runs already does not have our settings, and releases before 2.60 may empty the list.
+            variables |= SETTINGS
         return variables
 
     def kill(self, actor: Any) -> None:

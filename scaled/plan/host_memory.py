@@ -164,10 +164,15 @@ def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bo
     if num_top > 0 and has_updates:  # they travel with every pass, and do not stay
         old = 4 * min(num_top, shape.vocab_size) * tokens
         parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
-    if "optimizer" in (config.training.offload or ()):
-        num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
-        parts["optimizer states while engines are awake"] = num_ranks * most_optimizer_bytes(shape, config.training)
-    return parts
+    return parts | _offloaded(config, shape)
+
+
+def _offloaded(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """The optimizer states that the ranks of a machine hold in CPU memory while engines are awake."""
+    if "optimizer" not in (config.training.offload or ()):
+        return {}
+    num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
+    return {"optimizer states while engines are awake": num_ranks * most_optimizer_bytes(shape, config.training)}
 
 
 @dataclass(frozen=True)
@@ -238,8 +243,9 @@ def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of a machine while its ranks load a checkpoint.
 
     Every rank reads 12 bytes for each of its weights, a tensor after the other; torch's reader then holds two copies of
-    the largest one, taken as the embedding or the head of the first and last stage. Engines' weights stay in the object
-    store, for ranks may be replaced while engines live.
+    the largest one, taken as the embedding or the head of the first and last stage. Ranks have made way for the engines
+    before they load, so that offloaded states are in CPU memory, too. Engines' weights stay in the object store, for
+    ranks may be replaced while engines live.
     """
     training, found = config.training, dict[str, int]()
     if training.distributed_optimizer:
@@ -249,6 +255,7 @@ def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         copies = [2 * 4 * table * (stage in (0, stages - 1)) for stage in range(stages)]
         of_stage = training.num_ranks // stages
         found["the reader's copies of a tensor"] = _most(config, [size for size in copies for _ in range(of_stage)])
+    found |= _offloaded(config, shape)
     every = [_pushed(one, config, shape) | (found if one.has_ranks else {}) for one in machines(config)]
     return _largest("loading a checkpoint", every)
 

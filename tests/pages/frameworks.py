@@ -77,8 +77,8 @@ The page is written by `python -m tests.pages.frameworks`.
 """
 OPTIONS = """
 With R3 keep gradient clipping, or add the token weight or a dual clip. In the sandbox, at N = 8 and a large engine
-gap, R3 alone collapses in most runs if gradients are never clipped, R3 with the weight in none, and R3 with a dual clip
-in few ([claims 59, 60 and 62](../border-tables.md#clipping)). At N = 16, with gradients clipped, no run of R3 or of
+gap, R3 alone collapses in most runs if gradients are never clipped, and in no run with the weight or with a dual clip
+([claims 59, 60 and 62](../border-tables.md#clipping)). At N = 16, with gradients clipped, no run of R3 or of
 Token-TIS with a dual clip collapses ([claims 64 and 66](../border.md#with-a-dual-clip)).
 
 Faults of the records (`shifted`, `zero_padded`, `last_token`, `mask`, `temperature` and others) have no such option:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -13,6 +14,7 @@ from subprocess import list2cmdline
 
 import pytest
 import yaml
+from ray.runtime_env import RuntimeEnv
 from ruamel.yaml import YAML
 
 from firstorder.cli import main
@@ -46,8 +48,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     words = 'while [[ "$1" == -* ]]; do if [ "$1" = -w ]; then node=$2; shift; fi; shift; done'
     write_program(programs, "srun", f'{record}\n{words}\nSLURM_NODE="$node" exec "$@"')
     write_program(programs, "scontrol", "printf 'node%d\\n' 1 2 3 4 5 6 7 8")
-    generate = '[ "$1" = get-auth-token ] && echo secret > "$RAY_AUTH_TOKEN_PATH"'
-    write_program(programs, "ray", f'{record}\n{generate}\n[ "$1" = start ] && exec sleep 3 || exit 0')
+    write_program(programs, "ray", f'{record}\n[ "$1" = start ] && exec sleep 3 || exit 0')
     write_program(programs, "firstorder", record)
     write_program(programs, "hostname", 'echo "10.0.0.${SLURM_NODE#node} fe80::1"')
     # Only the script's own check of the GPUs reads a program from stdin.
@@ -76,9 +77,10 @@ def copy_of(config: str, path: Path) -> str:
 
 @pytest.mark.parametrize("kind", ["slurm", "ray"])
 def test_scripts_are_bash(capsys, tmp_path, kind):
-    """bash reads the script in a file, with a container, without an error."""
+    """bash reads the script in a file, Slurm's with a container, without an error."""
     file = tmp_path / "script.sh"
-    words = ["--container", "org/image:1.0", "--out", str(file)]
+    words = ["--container", "org/image:1.0"] if kind == "slurm" else ["--output", "/shared/runs"]
+    words += ["--out", str(file)]
     assert main(["launch", CONFIG, "--kind", kind, *words]) == 0
     assert capsys.readouterr().out.strip() == str(file)
     done = subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True)
@@ -93,6 +95,9 @@ def test_nodes_and_gpus_are_the_plans(capsys):
     text = launch(capsys, config, "--kind", "slurm")
     nodes, gpus = cluster["num_nodes"], cluster["gpus_per_node"]
     assert f"#SBATCH --nodes={nodes}\n" in text and f"#SBATCH --gpus-per-node={gpus}\n" in text
+    assert (
+        "#SBATCH --mem=0\n" in text
+    )  # all of it: `--exclusive` gives a node's CPUs and GPUs, and a site's default memory
     assert f'ray.cluster_resources().get("GPU", 0)) < {nodes * gpus}:' in text
     assert nodes * gpus >= cluster["gpus_needed"]
 
@@ -126,7 +131,8 @@ def test_the_slurm_script_runs(capsys, slurm, tmp_path):
     text = launch(capsys, config, "--kind", "slurm", "--seed", "7", "--task.path", "data/a b.jsonl")
     done = subprocess.run(["bash", "-c", text], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert stat.S_IMODE(Path(slurm["RAY_AUTH_TOKEN_PATH"]).stat().st_mode) == 0o600
+    token = Path(slurm["RAY_AUTH_TOKEN_PATH"])
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600 and re.fullmatch("[0-9a-f]{64}", token.read_text())
     starts = [call for call in calls(slurm, "ray") if call[0] == "start"]
     assert len([call for call in starts if "--head" in call]) == 1
     assert len([call for call in starts if "10.0.0.1:6379" in call]) == 7
@@ -136,6 +142,33 @@ def test_the_slurm_script_runs(capsys, slurm, tmp_path):
     (train,) = calls(slurm, "firstorder")
     expected = ["train", config, "--seed", "7", "--task.path", "data/a b.jsonl", "--cluster.address", "auto"]
     assert train == [*expected, "--progress", "lines", "--fresh"]
+
+
+def test_in_a_container_the_batch_host_needs_no_ray(capsys, slurm, tmp_path):
+    """Ray and firstorder stand in the image alone: the script makes the token itself, and mounts it."""
+    programs, inside, seen = Path(slurm["PATH"].split(":")[0]), tmp_path / "inside", tmp_path / "seen"
+    inside.mkdir()
+    for name in ("ray", "firstorder"):
+        (programs / name).rename(inside / name)
+        write_program(programs, name, "exit 127")
+    started = (
+        (inside / "ray").read_text(encoding="utf-8").replace("\n", f'\necho "$RAY_AUTH_TOKEN_PATH" >> {seen}\n', 1)
+    )
+    (inside / "ray").write_text(started, encoding="utf-8")
+    srun = (programs / "srun").read_text(encoding="utf-8")
+    (programs / "srun").write_text(srun.replace("SLURM_NODE=", f"PATH={inside}:$PATH SLURM_NODE="), encoding="utf-8")
+    text = launch(capsys, CONFIG, "--kind", "slurm", "--container", "org/image:1.0")
+    environment = {name: value for name, value in slurm.items() if name != "RAY_AUTH_TOKEN_PATH"}
+    environment |= {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    token = f"{tmp_path}/.ray/auth_token"
+    assert set(seen.read_text(encoding="utf-8").split()) == {token}
+    steps = calls(slurm, "srun")
+    assert steps and all(f"--container-mounts={tmp_path}:{tmp_path},{token}:{token}" in step for step in steps)
+    assert len(calls(slurm, "firstorder")) == 1
 
 
 def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
@@ -163,7 +196,8 @@ def test_the_ray_job_carries_any_command(capsys, slurm, tmp_path):
     Ray joins the words of the entry point by `list2cmdline` and gives the result to a shell; so does the test.
     """
     config = copy_of(CONFIG, tmp_path / ODD)
-    text = launch(capsys, config, "--kind", "ray", "--seed", "7", "--container", "org/image:1.0")
+    words = ["--seed", "7", "--output", "/shared/my runs"]
+    text = launch(capsys, config, "--kind", "ray", *words)
     programs, seen = Path(slurm["PATH"].split(":")[0]), tmp_path / "seen"
     seen.mkdir()
     save = f'printf "%s\\0" "$@" > {seen}/words; cp "$4" {seen}/env.yaml'
@@ -171,30 +205,45 @@ def test_the_ray_job_carries_any_command(capsys, slurm, tmp_path):
     environment = {**slurm, "RAY_ADDRESS": "http://head:8265"}
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    words = (seen / "words").read_text(encoding="utf-8").split("\0")[:-1]
-    assert words[:3] == ["job", "submit", "--runtime-env"] and words[4] == "--"
+    submitted = (seen / "words").read_text(encoding="utf-8").split("\0")[:-1]
+    assert submitted[:3] == ["job", "submit", "--runtime-env"] and submitted[4] == "--"
     written = (seen / "env.yaml").read_text(encoding="utf-8")
     runtime = YAML(typ="safe", pure=True).load(written)
     assert yaml.safe_load(written) == runtime  # Ray reads it by PyYAML
-    assert runtime["working_dir"] == "." and runtime["image_uri"] == "org/image:1.0"
+    assert runtime["working_dir"] == "." and runtime["excludes"] == ["/runs/", "/.git/", "/.venv/"]
+    RuntimeEnv(**runtime)  # which `ray job submit` builds: it refuses fields that do not go together
     job = {**slurm, **runtime["env_vars"]}
-    subprocess.run(list2cmdline(words[5:]), shell=True, env=job, cwd=tmp_path, check=True)
+    subprocess.run(list2cmdline(submitted[5:]), shell=True, env=job, cwd=tmp_path, check=True)
     (train,) = calls(slurm, "firstorder")
-    assert train == ["train", config, "--seed", "7", "--cluster.address", "auto", "--progress", "lines"]
+    assert train == ["train", config, *words, "--cluster.address", "auto", "--progress", "lines"]
 
 
 def test_the_ray_job_needs_an_address(capsys, tmp_path):
     """Without $RAY_ADDRESS the script says what it expected."""
-    text = launch(capsys, CONFIG, "--kind", "ray")
+    text = launch(capsys, CONFIG, "--kind", "ray", "--output", "/shared/runs")
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "expected the address of the Ray dashboard" in done.stderr
+
+
+def test_a_ray_job_takes_no_config_that_stays_behind(capsys, tmp_path, monkeypatch):
+    """`promote` may write into runs/, which the job leaves out: refused, and a Slurm script is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    copy_of(CONFIG, Path("runs/mine.yaml"))
+    launch(capsys, "runs/mine.yaml", "--kind", "slurm")
+    assert main(["launch", "runs/mine.yaml", "--kind", "ray", "--output", "/shared/runs"]) == 2
+    assert "CONFIG: expected a path in this folder, outside runs, .git, .venv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--kind", "ray", "--partition", "gpu"], "--partition: expected only with --kind slurm"),
+        (["--kind", "ray", "--container", "org/image:1.0"], "--container: expected only with --kind slurm"),
+        (["--kind", "ray"], "output: expected an absolute path in a folder that all nodes share"),
+        (["--kind", "ray", "--output", "/shared", "--model.path", "./runs/model"], "got ./runs/model"),
+        (["--kind", "ray", "--output", "/shared", "--task.path", "../mine.jsonl"], "task: expected a path in this"),
         (["--kind", "slurm", "--partition", "a\n#SBATCH --x"], "--partition: expected a value of the form"),
         (["--kind", "slurm", "--time", "soon"], "--time: expected a value of the form"),
         (["--kind", "slurm", "--cluster.num_nodes", "2"], "cluster.num_nodes: expected at least 64 GPUs"),

@@ -126,6 +126,11 @@ def test_a_checkpoint_lies_where_its_first_ranks_are() -> None:
         own = rank_parameters(QWEN, config.training)
         assert loading_memory(config, QWEN).parts[part] == 8 * 12 * own.total
     assert saving(loaded("qwen3_30b_a3b", "--training.distributed_optimizer", "false"), QWEN) == {}
+    # Ranks make way for engines before they load, so that what they offload lies beside what they read.
+    awake = "optimizer states while engines are awake"
+    assert awake not in loading_memory(config, QWEN).parts
+    offloaded = config.model_copy(update={"training": config.training.model_copy(update={"offload": ("optimizer",)})})
+    assert loading_memory(offloaded, QWEN).parts[awake] == host_memory(offloaded, QWEN).parts[awake] > 0
     parts = host_memory(config, QWEN).parts
     assert saving(config, QWEN).items() <= parts.items()
 

@@ -76,18 +76,31 @@ def test_routes_are_counted_where_they_are_stored():
         assert metric_payloads(unreplayed, shape).get("transfer/routes_bytes") == found
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_two_machines_hold_what_is_counted() -> None:
-    """Engines on one machine and ranks on another, one step off: the engines' store has both batches, and the ranks'
-    the batch that they fetched and their own two records, to 1%."""
+@pytest.fixture(scope="module")
+def two_stores() -> dict[str, float]:
+    """The contents of two machines' stores, from a process of its own: Ray's simulated cluster is global."""
     words = [sys.executable, "-m", two_machines.__name__]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    found = json.loads(printed.splitlines()[-1])
+    return json.loads(printed.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_two_machines_hold_what_is_counted(two_stores: dict[str, float]) -> None:
+    """Engines on one machine and ranks on another, one step off: the engines' store has both batches, and the ranks'
+    the batch that they fetched and their own two records, to 1%."""
     ones = ("training.num_ranks", "training.tensor_parallel", "training.expert_parallel", "rollout.num_engines",
             "rollout.tensor_parallel", "cluster.gpus_per_node")  # fmt: skip
     config = lagging(*(word for name in ones for word in (f"--{name}", "1")))
     rows = routing_bytes(QWEN, two_machines.RESPONSES * two_machines.TOKENS)
     planned = [stored_routes(m, config, QWEN, two_machines.TOKENS, has_updates=False) / rows for m in machines(config)]
     assert planned == [3, 2]
-    assert [found["ranks"], found["engines"]] == pytest.approx(planned, rel=0.01)
+    assert [two_stores["ranks"], two_stores["engines"]] == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_push_does_not_go_through_the_drivers_machine(two_stores: dict[str, float]) -> None:
+    """Weights stay where a rank put them until an engine fetches them: none on the driver's machine, to 1%."""
+    assert two_stores["push, ranks"] == pytest.approx(1, rel=0.01)
+    assert two_stores["push, engines"] == pytest.approx(0, abs=0.01)

@@ -1,6 +1,7 @@
-"""Routing records in the object stores of two machines that Ray simulates: engines on the first, ranks on the second.
+"""The object stores of two machines that Ray simulates: engines and the driver on the first, ranks on the second.
 
-`python -m tests.scaled.two_machines` prints the bytes in each store, in records of a batch.
+`python -m tests.scaled.two_machines` prints what is in each store: routing records, in records of a batch, and the
+weights of a push that the driver has passed on, in sets.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -15,8 +17,10 @@ import torch
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
+from scaled.cluster.rank_group import ScoringGroup
 from scaled.cluster.storing import pack_apart, unpack_apart
-from scaled.cluster.transfer import pack, unpack
+from scaled.cluster.transfer import Bucket, buckets, pack, unpack
+from scaled.config import LimitsBlock
 from scaled.model_shape import load_shape
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
@@ -24,6 +28,7 @@ from theory.routing.record import RoutingRecord
 QWEN = load_shape("-", "qwen3-30b-a3b")
 RESPONSES, TOKENS = 8, 4096
 STORE = 512 * 2**20
+WEIGHTS, WEIGHT_BYTES = 8, 8 * 2**20
 
 
 def record() -> RoutingRecord:
@@ -43,6 +48,20 @@ class Maker:
     def read(self, parcel: Any) -> int:
         """The rows of that record, fetched to this machine."""
         return len(unpack(parcel, shared=True).experts)
+
+    def export(self, bucket_bytes: int, folded: bool, convert: Any) -> Iterator[Bucket | int]:
+        """Weights as a rank sends them, a bucket each."""
+        named = ((str(i), torch.full((WEIGHT_BYTES,), i, dtype=torch.int8)) for i in range(WEIGHTS))
+        for bucket in buckets(named, bucket_bytes):
+            yield bucket
+            yield bucket.num_bytes
+
+
+class Ranks(ScoringGroup):
+    """The group of one rank that only exports."""
+
+    def __init__(self, rank: Any):
+        self.actors, self.bucket_bytes, self.limits = [rank], WEIGHT_BYTES, LimitsBlock()
 
 
 class Alone:
@@ -70,7 +89,7 @@ def used(node: dict[str, Any]) -> int:
 
 def measured() -> dict[str, float]:
     """Records in each machine's store: engines have sampled two batches, one of them ahead; ranks have read one and
-    made two of their own."""
+    made two of their own. Then the weights of a push, which the driver passes on and no engine has fetched."""
     sizes = {"num_cpus": 1, "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args=sizes | {"resources": {"engines": 1}})
     try:
@@ -83,7 +102,11 @@ def measured() -> dict[str, float]:
         own = [made(rank), made(rank)]
         ray.get([one.read.remote(pack(part)) for one, part in ((engine, batches[1]), (rank, own[0]))])
         nodes = {name: node for node in ray.nodes() for name in ("engines", "ranks") if name in node["Resources"]}
-        return {name: used(node) / batches[0].nbytes for name, node in nodes.items()}
+        found = {name: used(node) for name, node in nodes.items()}
+        pushed = list(Ranks(rank).named_tensors().stored(None))
+        assert sum(size for _, size in pushed) == WEIGHTS * WEIGHT_BYTES
+        moved = {f"push, {name}": (used(nodes[name]) - found[name]) / (WEIGHTS * WEIGHT_BYTES) for name in found}
+        return {name: size / batches[0].nbytes for name, size in found.items()} | moved
     finally:
         ray.shutdown()
         cluster.shutdown()

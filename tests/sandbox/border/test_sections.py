@@ -210,8 +210,21 @@ def test_runs_with_a_second_clip_have_their_own_lines() -> None:
     assert study.unclipped.empty and len(study.dual_unclipped) == 5
     assert "| R3 and dual clip | – | – | 2 of 5 | 0.180 |" in objectives.clipping(study)
     said = flat(dual_clip.markdown(study, NO_PEAKS))
-    assert "| 0.5 | 8 | no remedy | 4 of 4 | 0.000 | 1 of 4 | 0.225 |" in said
+    assert "| router noise 0.5 | 8 | no remedy | 4 of 4 | 0.000 | 1 of 4 | 0.225 |" in said
     assert "no gradient clipping 2 of 5 runs collapse under R3" in said and "half of the runs" not in said
+
+
+def test_a_second_clip_on_other_engines_is_told_by_the_engine() -> None:
+    """A control and a smaller noise have their own words, and the border is fitted without the control."""
+    made = rows("stale", "tis", 8, 4, 1) | rows("stale", "tis", 8, 4, changed=with_dual_clip)
+    made |= rows("stale", "none", 8, 4, 3, changed=with_dual_clip) | rows(
+        "r0.2", "none", 16, 4, 2, changed=with_dual_clip
+    )
+    study = BorderStudy(made, BORDER)
+    said = flat(dual_clip.markdown(study, NO_PEAKS))
+    assert "| weights one rollout old | 8 | token TIS | 1 of 4 | 0.225 | 0 of 4 | 0.300 |" in said
+    assert "| router noise 0.2 | 16 | no remedy | – | – | 2 of 4 | 0.150 |" in said
+    assert len(study.dual_clipped) == 12 and len(dual_clip.unaided(study)) == 4 and dual_clip.beside(study) == ""
 
 
 def test_runs_with_a_second_clip_have_their_own_border() -> None:
