@@ -1,7 +1,8 @@
 """The contracts between the algorithm and its engines and tasks: frozen data and protocols, no behaviour of any engine.
 
 Four policies. `mu` emitted the tokens (the inference engine: its numerics, weights and routing); `old` is the training
-engine at the weights that were rolled out; `pi` is the training engine now; `ref` is a frozen reference.
+engine when it scores the rollout, before the step's updates (the weights that were rolled out, unless mu lags behind);
+`pi` is the training engine now; `ref` is a frozen reference.
 Training-inference discrepancy is mu against old, policy staleness is old against pi (MiniRL, arXiv 2512.01374, Eq. 5).
 
 Letters: B responses, T response positions, S prompt + response positions, P prompts, G responses per prompt,

@@ -76,7 +76,7 @@ _METRICS = (
            "R3 Eq. 3, for old against pi", "down"),
     Metric("staleness/version_lag_mean",
            "mean over responses of (weight version that the trainer has when it scores them - version of mu)",
-           "versions", "here; its effect is the staleness of MiniRL Eq. 5", "down"),
+           "versions", "here; MiniRL counts it as staleness, here it is a part of old/mu", "down"),
     Metric("staleness/version_lag_max", "max over responses of the same difference", "versions", "here", "down"),
     Metric("staleness/token_lag_mean",
            "mean over tokens of (weight version that the trainer has when it scores them - version that sampled the "
@@ -88,13 +88,15 @@ _METRICS = (
     Metric("staleness/mixed_response_fraction", "responses sampled by several weight versions / all responses",
            "fraction", "here", "down"),
     # -- the update
-    Metric("actor/entropy", "mean over tokens of -sum_v pi log pi", "nats/token", "MiniRL sec. 4.2"),
+    Metric("actor/entropy", "mean over tokens of -sum_v old log old, in the old pass, on its routes", "nats/token",
+           "MiniRL sec. 4.2, of pi before the updates"),
     Metric("actor/grad_norm", "Euclidean norm of the gradient before clipping", "1", "here", "flat"),
     Metric("actor/pg_clipfrac_high", "tokens whose ratio is above the upper bound and clipped by it / all tokens",
            "fraction", "MiniRL Eq. 7"),
     Metric("actor/pg_clipfrac_low",
-           "tokens whose ratio is below the lower bound and clipped by it, or above a dual clip's c where A < 0 "
-           "(verl's pg_clipfrac_lower) / all tokens", "fraction", "MiniRL Eq. 7; dual-clip PPO (arXiv 1912.09729)"),
+           "tokens whose ratio is below the lower bound and clipped by it, or that another bound stops where A < 0: a "
+           "dual clip's c (verl's pg_clipfrac_lower), DeepSeek's mask of a response / all tokens", "fraction",
+           "MiniRL Eq. 7; dual-clip PPO (arXiv 1912.09729)"),
     Metric("actor/pg_clipfrac", "pg_clipfrac_high + pg_clipfrac_low; absent without a trust region", "fraction",
            "verl"),
     Metric("actor/ratio_mean", "mean over tokens of the objective's ratio, each at most e^75; absent where it has none",

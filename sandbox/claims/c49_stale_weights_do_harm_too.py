@@ -17,7 +17,7 @@ CLAIM = BorderClaim(
         "At N = 8 an exact engine whose weights are one rollout old ends GRPO's training, R3 does not prevent it, and "
         "the token weight raises accuracy."
     ),
-    source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.3",
+    source="here; policy staleness as in MiniRL (arXiv 2512.01374) sec. 2.4",
     predictions=(
         most_collapse("weights one rollout old, no remedy", at("stale", "none", 8), planned=0.45),
         most_collapse("weights one rollout old, R3", at("stale", "R3", 8), planned=0.45),

@@ -1,7 +1,7 @@
 """Defect: an engine that samples from weights some versions old, as in asynchronous and off-policy RL.
 
 A response may begin under old weights and continue under the newest (an in-flight weight update): MiniRL (arXiv
-2512.01374) sec. 2.3 counts both as policy staleness; here they are part of the gap between mu and old.
+2512.01374) sec. 2.4 counts both as policy staleness; here they are part of the gap between mu and old.
 """
 
 from __future__ import annotations

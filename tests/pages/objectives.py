@@ -37,7 +37,7 @@ BESIDE = """
 `correction: {name: token_tis}` with `rejection: {name: geo_rs}`. `seq_mis`, which also weights, `geo_rs`, `k3_rs` and
 `seq_max_*` remove a response from the mask and so from every denominator. `token_k1`, `token_k2` and `token_k3` give a
 token the weight 0 and leave it in the mask, as `icepop` does. `objective.normalise_weights` divides the weights by
-their mean over the mini-batch.
+their mean over the mini-batch's kept responses.
 """
 
 TOKENS = """

@@ -105,6 +105,14 @@ def test_extremes_are_those_of_the_equation(
     require_equation(objective, batch, dtype)
 
 
+@pytest.mark.parametrize("name", ["grpo", "grpo_dual_clip", "gspo", "ctpo"])
+def test_an_open_bound_and_no_advantage_are_nothing(name: str) -> None:
+    """Where the upper bound is inf, as M2PO's may be, a ratio that overflows adds 0 with A = 0: inf times 0, twice."""
+    batch = cast(one([-1.0] * T, [-400.0, -1.0, -1.0], [-1.0] * T, 0.0), torch.float32)
+    out, gradient = batch.with_gradient(preset(name, eps_high=math.inf))
+    assert out.objective == 0 and not gradient.any()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRESET_ROWS)
 @few

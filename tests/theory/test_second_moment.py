@@ -46,6 +46,18 @@ def test_a_token_far_from_old_is_one_more_to_cap(far: float) -> None:
     assert two == pytest.approx(0.2, rel=1e-9)
 
 
+def test_a_bound_beyond_the_type_is_none() -> None:
+    """A level of 109 nats, or e^109 as a bound on r, is more than float32 holds: there nothing binds from above."""
+    # One token is far away, and 300,000 on the same side of old leave it all of their budget.
+    pi = torch.cat([torch.zeros(1, 1), torch.full((1, 300_000), -0.5)], 1)
+    old = torch.cat([torch.full((1, 1), -200.0), torch.full((1, 300_000), -0.5 - 2**-20)], 1)
+    batch = Batch(pi, old, old, torch.ones(1), torch.ones(1, 300_001, dtype=torch.bool))
+    single = Batch(*(x.float() for x in (pi, old, old, batch.advantages)), batch.mask)
+    bounds = [settled(M2PO, one).trust_region.eps_high for one in (batch, single)]
+    assert bounds[0] == pytest.approx(math.expm1(math.sqrt(0.04 * 300_001)), rel=1e-6) and bounds[1] == math.inf
+    assert single(settled(M2PO, single)).objective == math.inf  # as e^200 is in float32: an answer, which ends the run
+
+
 def test_a_mean_above_the_budget_by_rounding_has_no_level() -> None:
     """A budget one unit below the mean, as a sum in another order gives it: tau is the largest |log r|, or none."""
     generator = torch.Generator().manual_seed(0)

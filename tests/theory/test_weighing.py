@@ -102,14 +102,16 @@ def test_geo_rs_token_tis_by_hand() -> None:
 def test_normalised_weights_have_the_mean_1(weight: str, batch: Batch, cut: Cut) -> None:
     """The gradient is that of the plain weights over their mean: of tokens, or of responses; and its parts add up.
 
-    The mean counts rejected responses, too: it is taken before the rejection.
+    The mean is of kept responses: the weight of a rejected one may exceed all others together.
     """
     plain = preset("grpo_dapo", correction=tight(weight))
     normal = preset("grpo_dapo", correction=tight(weight), normalise_weights=True)
     row, found = CORRECTION_ROWS[weight], []
     for b in range(len(batch.pi)):
         _, old, mu = tokens_of(batch, b)
-        weights = row.weights(ratios(old, mu), **(row.tight or {})) if old else []
+        rho = ratios(old, mu)
+        is_kept = old and row.keeps(rho, **(row.tight or {}))
+        weights = row.weights(rho, **(row.tight or {})) if is_kept else []
         found += weights[:1] if weight in ("seq_tis", "seq_mis") else weights
     mean = sum(found) / len(found) if found else 1.0
     torch.testing.assert_close(batch.gradient(normal) * mean, batch.gradient(plain), rtol=1e-11, atol=1e-14)
@@ -118,6 +120,19 @@ def test_normalised_weights_have_the_mean_1(weight: str, batch: Batch, cut: Cut)
     parts = [batch.rows(index) for index in (cut.order[: cut.at], cut.order[cut.at :])]
     gradients = torch.cat([part.gradient(normal, totals=totals) for part in parts])
     torch.testing.assert_close(gradients, batch.gradient(normal)[cut.order], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("weight", [{"correction": "seq_mis"}, {"correction": "token_is", "rejection": "geo_rs"}])
+def test_a_rejected_response_leaves_the_others_weights(weight: dict[str, str]) -> None:
+    """Two responses on policy keep the weight 1 beside a rejected one whose ratio is e^5 at every token."""
+    mu = torch.full((3, 4), -6.0)
+    old = mu + torch.tensor([0.0, 0.0, 5.0])[:, None]
+    batch = Batch(old, old, mu, torch.ones(3), torch.ones(3, 4, dtype=torch.bool))
+    objective = preset("reinforce", normalise_weights=True, **weight)
+    expected = torch.tensor([1.0, 1.0, 0.0])[:, None].expand(3, 4)
+    gradient = batch.gradient(objective)
+    torch.testing.assert_close(gradient / gradient.max(), expected)
+    assert objective.totals(old, mu, batch.mask).log_mean_weight == pytest.approx(0, abs=1e-12)
 
 
 def test_weights_that_are_all_0_stay_0() -> None:

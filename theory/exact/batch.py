@@ -65,7 +65,7 @@ class Batch:
 
     @cached_property
     def log_mean_weight(self) -> float:
-        """log of the mean weight of all responses, nats, which normalised weights are divided by."""
+        """log of the mean weight of kept responses, nats, which normalised weights are divided by."""
         on_BT = self.forest.whole.is_response_BT
         return log_mean(self.objective, self.old_BT, self.mu_BT, on_BT, self.probability_Y)
 

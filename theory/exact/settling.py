@@ -98,11 +98,14 @@ def log_mean(
     is_response_BT: Bool[Tensor, "B T"],
     probability_B: Float[Tensor, " B"],
 ) -> float:
-    """log of the mean weight of all responses, nats, that normalised weights are divided by; 0 where none are."""
+    """log of the mean weight of kept responses, nats, that normalised weights are divided by; 0 where none are."""
     if not objective.normalise_weights:
         return 0.0
-    log_rho_BT = torch.where(is_response_BT & (probability_B > 0)[:, None], logp_old_BT - logp_mu_BT, 0.0)
-    return log_mean_weight(objective.correction, log_rho_BT, is_response_BT, probability_B)
+    # A response that mu never samples has no count, and would only bring an infinite ratio.
+    sampled_BT = torch.where((probability_B > 0)[:, None], logp_mu_BT, logp_old_BT)
+    kept_BT = objective.kept(logp_old_BT, sampled_BT, is_response_BT)
+    log_rho_BT = torch.where(kept_BT, logp_old_BT - sampled_BT, 0.0)
+    return log_mean_weight(objective.correction, log_rho_BT, kept_BT, probability_B)
 
 
 def at_nodes(tree: PrefixTree, values: Sequence[Float[Tensor, " _n"]], paths: Paths) -> Float[Tensor, "B T"]:

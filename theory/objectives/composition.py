@@ -211,7 +211,7 @@ class Composition:
             "trust region": self.trust_region.name,
             "correction": f"{self.correction.name}: {self.correction.formula}",
             "rejection": f"{self.rejection.name}: {self.rejection.formula}",
-            "weights": "w_t over the mean w of the mini-batch",
+            "weights": "w_t over the mean w of the mini-batch's kept responses",
             "aggregation": self.aggregation.name,
             "KL penalty": kl,
         }

@@ -18,7 +18,7 @@ from torch import Tensor
 from theory.objectives.aggregations import Totals, count
 from theory.objectives.centering import Top, centering_term
 from theory.objectives.composition import Composition
-from theory.objectives.factors import LARGEST, Factor, log_ratio, wide
+from theory.objectives.factors import Factor, log_ratio, wide
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.metrics import penalty_metrics, ratio_metrics, weight_metrics
 from theory.objectives.router_shift import log_router_ratio
@@ -134,8 +134,8 @@ class Objective(Composition):
         tau = clip_level(log_ratio(pi_BT, old_BT), advantages_B1, kept_BT, self.m2_budget, weights_B1)
         # |log r| <= tau as bounds on r, which only ever widen the region's own.
         low = max(region.eps_low, -math.expm1(-tau))  # 1 for an infinite tau: no bound
-        # math.expm1 raises where the exponential is infinite.
-        high = max(region.eps_high, math.inf if tau > LARGEST else math.expm1(tau))
+        # A bound that the type of log pi cannot hold would be refused by its clamp: beyond it nothing binds.
+        high = max(region.eps_high, math.inf if tau > math.log(torch.finfo(pi_BT.dtype).max) - 1 else math.expm1(tau))
         return replace(self, trust_region=replace(region, eps_low=low, eps_high=high), m2_budget=0.0)
 
     def _require_inputs(self, logp_ref_BT: Tensor | None, advantages_BT: Tensor | None) -> None:
@@ -197,7 +197,8 @@ class Objective(Composition):
         totals = count(kept_BT)
         if not self.normalise_weights:
             return totals
-        mean = log_mean_weight(self.correction, log_ratio(old_BT, mu_BT), is_response_BT)
+        # Of kept responses: the weight of a rejected one may exceed all others together.
+        mean = log_mean_weight(self.correction, log_ratio(old_BT, mu_BT), kept_BT)
         return replace(totals, log_mean_weight=mean)
 
     def kept(

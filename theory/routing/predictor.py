@@ -27,7 +27,7 @@ class PredictorSettings:
 
     The paper's multipliers are 5e1 to 1e4 on learning rates from 2.5e-7 to 2e-6 (App. E.1), for Pr3 1e1 and 1e2
     (App. F); it has no default. Ours is that of Qwen3-30B at N = 8, which it trains at our default rate (1e3 on 1e-6):
-    the predictor's own rate is then 1e-3; its tables have 1.25e-5 to 2e-2. num_positions is its T_c.
+    the predictor's own rate is then 1e-3; the paper's are 1e-5 to 2e-2. num_positions is its T_c.
     """
 
     learning_rate_multiplier: Annotated[

@@ -35,8 +35,8 @@ class TrustRegion(Protocol):
     `weight_ratio` is the ratio that the weight given to `term` stands for: pi/mu, staleness and engine gap together,
     where the region weighs a score; old/mu, the engine gap alone, where the region multiplies by pi/old itself; none,
     where the region's own factor holds pi/mu, and a weight beside it would count the engine gap twice.
-    `is_tokenwise`: a token's term depends on no other token, as centering requires. `takes_router_shift`: its term
-    depends on pi/old, or on its geometric mean, alone, so that the router-shift ratio can scale it.
+    `is_tokenwise`: a token's term depends on no other token, as centering requires. `takes_router_shift`: the
+    ratio in its term is pi/old, or its geometric mean, so that the router-shift ratio can scale it.
     """
 
     name: ClassVar[str]

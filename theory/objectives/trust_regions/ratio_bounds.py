@@ -104,7 +104,7 @@ def held_ratio(
     """w r A with the gradient w r A grad log r, and w A times the held ratio, flat, where the region's bound binds."""
     ratio_BT = log_ratio_BT.detach().exp()
     high_BT, low_BT = region.clipped(tokens, ratio_BT, advantages_B1)
-    bound_BT = times(weight.value_BT, region.held(tokens, ratio_BT, advantages_B1) * advantages_B1)
+    bound_BT = times(weight.value_BT, times(region.held(tokens, ratio_BT, advantages_B1), advantages_B1))
     # With A = 0 nothing moves, but a nan stays in the term, so that it stops the run.
     idle_BT = (advantages_B1 == 0) & ~bound_BT.isnan()
     moves_BT = tokens.is_response_BT & ~(high_BT | low_BT | idle_BT)
