@@ -15,7 +15,8 @@ WORDS = """## Alarms
 
 A limit is on the metric itself, from the first twentieth of a run on, or on its ratio to its mean over the first tenth,
 and then after that tenth. For each metric the best limit was chosen on the {num_chosen} runs of seeds up to {last} (all
-gaps, N and remedies), and tried on the {num_others} runs of seeds from {fresh} on. The score is the share of collapses
+gaps, N and remedies), and tried on the {num_others} runs of seeds from {fresh} on that have the same rate, batch and
+clipping, the controls included. The score is the share of collapses
 with an alarm in time minus the share of false alarms, averaged over N: some metrics separate values of N rather than
 runs that collapse. The intervals allow for runs of one seed, which share an initial model. Exploratory: this score and
 the early limits were chosen after other alarms had been tried on the same runs.

@@ -32,7 +32,7 @@ def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame, dual: pd.DataFrame)
     """The share of collapsed runs of each gap and N against the mean KL x N, with the fit to the `unaided` runs.
 
     A bar is the 95% interval of Clopper and Pearson. `slowed` are runs at half the rate, to which nothing is fitted;
-    `dual` those with a dual clip, with a fit of their own if they have places enough.
+    `dual` those with a dual clip, with a fit of their own if they have one (`dual_clip.border`).
     """
     own = comparable(unaided)
     a, b = logistic(*points(NUMBER, own))
@@ -48,7 +48,7 @@ def fit_picture(unaided: pd.DataFrame, slowed: pd.DataFrame, dual: pd.DataFrame)
         _shares(axis, where(own, N=n), PALETTE[place].line, "o", f"N = {n}")
     if len(dual):
         _shares(axis, dual, DUAL, "D", "dual clip", filled=False)
-        if dual_clip.has_border(dual):
+        if dual_clip.border(dual_clip.fits(dual)) is not None:
             c, d = logistic(*points(NUMBER, dual))
             axis.plot(x, special.expit(c + d * np.log(x)), color=DUAL, lw=1.2, ls="--", label="its fit")
     slower = counted(slowed)

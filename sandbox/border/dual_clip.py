@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border import controls, peaks
-from sandbox.border.fit import BorderFit, comparable, fit_all
+from sandbox.border.fit import BorderFit, alike, comparable, fit_all
 from sandbox.border.pictures import TITLES
 from sandbox.border.rates import NUMBER
 from sandbox.border.study import BorderStudy, paragraph
@@ -36,15 +37,15 @@ def beside(study: BorderStudy) -> str:
     )  # fmt: skip
 
 
-def border(study: BorderStudy) -> BorderFit | None:
-    """The border of the runs without another remedy; None without enough of them."""
-    own = unaided(study)
-    return fit_all(own, [NUMBER])[0] if has_border(own) else None
+def fits(runs: pd.DataFrame) -> list[BorderFit]:
+    """The candidates' fits to these runs, the best first; none with fewer than LEAST places or if all end alike."""
+    has_border = len(runs.groupby(["gap", "N"])) >= LEAST and len(set(runs["collapsed"])) == 2
+    return fit_all(runs) if has_border else []
 
 
-def has_border(runs: pd.DataFrame) -> bool:
-    """Whether the runs are from at least LEAST places, and some collapse and some do not."""
-    return len(runs.groupby(["gap", "N"])) >= LEAST and len(set(runs["collapsed"])) == 2
+def border(found: Sequence[BorderFit]) -> BorderFit | None:
+    """The border by NUMBER of these fits, if no candidate predicts collapse better; else None."""
+    return next((one for one in alike(found) if one.name == NUMBER), None) if found else None
 
 
 def unaided(study: BorderStudy) -> pd.DataFrame:
@@ -76,10 +77,19 @@ def _at(table: pd.DataFrame, gap: str = "r0.5", **place: object) -> dict[str, An
 
 
 def _border_said(study: BorderStudy) -> str:
-    own = border(study)
-    if own is None or NUMBER not in study.borders:
+    """The border with a second clip beside that without; that there is none where another number is the better one."""
+    found = fits(unaided(study))
+    if not found or NUMBER not in study.borders:
         return ""
-    plain = study.borders[NUMBER]
+    plain, own = study.borders[NUMBER], border(found)
+    if own is None:
+        best, (tried,) = found[0], [one for one in found if one.name == NUMBER]
+        return (
+            f"With a dual clip `{NUMBER}` does not order the collapses: of {len(found)} numbers tried `{best.name}` "
+            f"predicts them best, and explains {number(best.null - best.deviance)} of the deviance, `{NUMBER}` "
+            f"{number(tried.null - tried.deviance)} ({best.num_runs} runs without another remedy, exploratory). So "
+            "these runs have no x*."
+        )
     largest = _largest(unaided(study))
     beyond = f" The largest that was tried is {number(largest)}, so {number(own.border)} is an extrapolation."
     return (
@@ -107,4 +117,4 @@ def _unclipped(study: BorderStudy) -> str:
     )
 
 
-__all__ = ["beside", "border", "has_border", "markdown", "unaided"]
+__all__ = ["beside", "border", "fits", "markdown", "unaided"]

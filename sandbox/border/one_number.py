@@ -15,7 +15,7 @@ from sandbox.border.lengths import asked_power
 from sandbox.border.pictures import TITLES
 from sandbox.border.regimes import markdown as regimes_on_map
 from sandbox.border.study import BorderStudy, paragraph
-from sandbox.border.table import on_map, where
+from sandbox.border.table import ended, on_map, summary, where
 
 PICTURE = """![Share of collapsed runs against KL x N, with the fitted curve](images/border-fit.svg)
 
@@ -161,7 +161,17 @@ def moved_said(study: BorderStudy) -> str:
         "gap ([table](border-tables.md#remedies-beside-the-fit)).",
         _sides("From N = 2 on", later),
         _sides("At N = 1", first),
+        _beside(study.grpo, list(first)),
     )
+
+
+def _beside(grpo: pd.DataFrame, titles: Sequence[str]) -> str:
+    """The collapses at N = 1 and the largest gap, with these remedies and without: the fit has an error of its own."""
+    remedies = {title: remedy for remedy, title in TITLES.items() if title in titles}
+    found = {title: summary(grpo, gap="r0.5", remedy=remedy, N=1) for title, remedy in remedies.items()}
+    none = summary(grpo, gap="r0.5", remedy="none", N=1)
+    counts = ", ".join(f"{title} {ended(one)}" for title, one in found.items() if one is not None)
+    return f"At router noise 0.5 itself: {counts}, no remedy {ended(none)}." if counts and none is not None else ""
 
 
 def _sides(start: str, found: Mapping[str, Tally]) -> str:

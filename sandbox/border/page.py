@@ -140,7 +140,9 @@ def _claims(found: Sequence[Finding]) -> str:
     for finding in (one for one in found if one.decides):
         claim, word = finding.claim, finding.word or "runs are missing"
         if word in DECIDED:
-            decided.append((str(claim.number), claim.sentence, word))
+            # A remark says where the sentence means less than it seems to.
+            remark = "".join(f" *{words}*" for words in claim.remarks.values())
+            decided.append((str(claim.number), f"{claim.sentence}{remark}", word))
         else:
             word = f"{word}, tried again" if claim.number in again else word
             open_.setdefault(word, []).append(str(claim.number))

@@ -83,8 +83,9 @@ class BorderStudy:
 
     @cached_property
     def fresh(self) -> list[Row]:
-        """Those of all other seeds."""
-        return [row for row in self._whole if row["seed"] >= FRESH]
+        """Those of all other seeds, in the setting on which it was chosen: the study's rate, batch and clipping."""
+        of_setting = set(self.table["cell"])
+        return [row for row in self._whole if row["seed"] >= FRESH and row["cell"] in of_setting]
 
     @cached_property
     def _whole(self) -> list[Row]:

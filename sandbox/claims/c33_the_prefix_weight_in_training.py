@@ -17,6 +17,10 @@ CLAIM = Claim(
     home="border",
     fresh_seeds=40,
     exact=(Link("b4", "The same two weights, untruncated."),),
+    remarks={
+        "border": "It could hardly fail: at N = 1 and this gap the token weight's own accuracy lies below the margin. "
+        "It says nothing about a setting in which the token weight trains."
+    },
     predictions=(
         Prediction(
             words="on-policy, the token weight ends no higher",

@@ -27,4 +27,5 @@ CLAIM = BorderClaim(
         )
     ),
     num_seeds=12,
+    remarks={"border": "Tried were R3, Token-TIS, both together, and GSPO: not R2, Pr2, Pr3 or a dual clip."},
 )

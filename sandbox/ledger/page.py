@@ -56,6 +56,7 @@ READING = f"""## How to read it
 - All predictions hold by an intersection-union test, with the largest of their p's; for one to fail, p is their
   number times the least. Holm's correction runs over every claim that has deciding seeds, with p = 1 while it lacks
   runs: the level is 5% for all of them together at every look, and no verdict is lost when another claim's runs come.
+  A claim that is added may undo a verdict until it is decided itself. *Opposite* has the same correction.
 - *Predictions*: how many of the claim's hold (*for*), fail (*against*) or are *open* by their own tests at 5%, without
   correction. They say what an inconclusive claim leaves open, and decide nothing.
 - *Effect*, with its 95% interval, is that of the prediction on which the verdict rests. *Power* is the chance that the

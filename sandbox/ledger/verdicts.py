@@ -112,10 +112,9 @@ def findings(
             if name in by_name and chosen:
                 made = _outcomes(claim, by_name[name], chosen, rows, changes)
                 found.append(Finding(claim, name, chosen, decides, made))
-    family = [i for i, one in enumerate(found) if one.decides]
-    own = [1.0 if (joint := found[i].joint) is None else two_sided(*joint) for i in family]
-    adjusted = dict(zip(family, holm(own), strict=True))
-    return [_decided(one, adjusted.get(i)) for i, one in enumerate(found)]
+    family = [one for one in found if one.decides]
+    decided = iter(_corrected(family))
+    return [next(decided) if one.decides else _decided(one, None) for one in found]
 
 
 def among_ready(found: Sequence[Finding]) -> list[Finding]:
@@ -123,23 +122,30 @@ def among_ready(found: Sequence[Finding]) -> list[Finding]:
 
     They would be the verdicts if no other claim were to be tried; they may be lost when other runs come.
     """
-    ready = [one for one in found if one.decides and one.joint is not None]
-    adjusted = holm([two_sided(*joint) for one in ready if (joint := one.joint)])
-    return [_decided(one, p) for one, p in zip(ready, adjusted, strict=True)]
+    return _corrected([one for one in found if one.decides and one.joint is not None])
 
 
-def _decided(one: Finding, adjusted: float | None) -> Finding:
+def _corrected(family: Sequence[Finding]) -> list[Finding]:
+    """The findings with the p and verdict of Holm's correction over them; a claim that lacks runs has p = 1."""
+    own = [1.0 if (joint := one.joint) is None else two_sided(*joint) for one in family]
+    # The factor of each in the correction: the number of those whose p is not smaller.
+    factors = [sum(other >= p for other in own) for p in own]
+    return [_decided(*each) for each in zip(family, holm(own), factors, strict=True)]
+
+
+def _decided(one: Finding, adjusted: float | None, factor: int = 1) -> Finding:
     if one.joint is None:
         is_moot = one.decides and not one.applicable
         return replace(one, word="not applicable") if is_moot else one
     if adjusted is None:
         return replace(one, p=two_sided(*one.joint))
-    return replace(one, p=adjusted, word=_word(one, one.joint, adjusted))
+    return replace(one, p=adjusted, word=_word(one, one.joint, adjusted, factor))
 
 
-def _word(one: Finding, joint: tuple[float, float], adjusted: float) -> Word:
+def _word(one: Finding, joint: tuple[float, float], adjusted: float, factor: int) -> Word:
     """The verdict at an adjusted p; `opposite` if a prediction that compares arms is beyond its margin on the other
-    side (its p times their number, two-sided) and none of the claim's predictions holds by its own test."""
+    side (its p times their number, two-sided, and times the claim's factor in Holm's correction) and none of the
+    claim's predictions holds by its own test."""
     if adjusted >= ALPHA:
         return "inconclusive"
     if joint[0] < joint[1]:
@@ -149,7 +155,7 @@ def _word(one: Finding, joint: tuple[float, float], adjusted: float) -> Word:
         for o in one.applicable
         if o.effect is not None and o.prediction.sides[1]
     ]
-    is_beyond = any(2.0 * len(one.applicable) * p < ALPHA for p in beyond)
+    is_beyond = any(2.0 * len(one.applicable) * factor * p < ALPHA for p in beyond)
     return "opposite" if is_beyond and all(o.stand != "for" for o in one.applicable) else "not reproduced"
 
 

@@ -67,19 +67,24 @@ def block(text: str, tables: str) -> str:
     # The page's lines are wrapped, so that any space of it may be a line break.
     flat = " ".join(text.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
-    (dual,) = re.findall(r"another remedy collapse at (\S+ \(\S+ to [^)]+\)) with a dual clip", flat)
-    remark = ", an extrapolation" if f"{dual.split()[0]} is an extrapolation" in flat else ""
+    dual = re.findall(r"another remedy collapse at (\S+ \(\S+ to [^)]+\)) with a dual clip", flat)
+    other = re.findall(r"With a dual clip `KL x N` does not order the collapses", flat)
+    assert len(dual) + len(other) == 1
+    remark = ", an extrapolation" if dual and f"{dual[0].split()[0]} is an extrapolation" in flat else ""
+    of_dual = f"with a dual clip at {dual[0]}{remark}" if dual else "with a dual clip this number orders them no longer"
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
     claims = _verdicts(text)
     return (
         "Collapsed runs of GRPO, N = 8 updates per rollout, largest gap (exploratory):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
-        "- **Off policy, R3, the token weight and a dual clip prevent most collapses.** The dual clip bounds single\n"
-        "  unlikely tokens of negative advantage; R3 needs it, the weight or gradient clipping\n"
-        f"  (claims {_grouped(claims, ('55', '59', '60', '62', '63', '64', '66'))}).\n"
-        f"  At N = 1 and a large gap the weight lowers accuracy (claim 46: {claims['46']}).\n"
+        "- **Off policy, R3, the token weight and a dual clip prevent most collapses.**\n"
+        f"  R3 raises accuracy (claim {_grouped(claims, ('55',))}); without gradient clipping it needs the weight or\n"
+        f"  a dual clip ({_grouped(claims, ('59', '60', '62'))}). A dual clip bounds single unlikely tokens of\n"
+        "  negative advantage, and prevents some collapses alone, more with the weight\n"
+        f"  ({_grouped(claims, ('63', '64', '66'))}).\n"
+        f"  At N = 1 and a large gap the weight lowers accuracy ({_grouped(claims, ('46',))}).\n"
         f"  Half of the runs without a remedy collapse at KL x N = {border},\n"
-        f"  KL before training; with a dual clip at {dual}{remark}.\n"
+        f"  KL before training; {of_dual}.\n"
         f"  At half the learning rate of {rate}, {slower} do ([where training breaks](docs/border.md)).\n"
         "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
         f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"

@@ -233,7 +233,7 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     for gap, kl, n, num, dual in (("r0.2", 0.1, 4, 0, 0), ("r0.3", 0.2, 8, 8, 0), ("r0.5", 0.4, 16, 8, 8)):
         made |= rows(gap, "none", n, 8, num, kl=kl) | rows(gap, "none", n, 8, dual, kl=kl, changed=with_dual_clip)
     study = BorderStudy(made, BORDER)
-    plain, own = study.borders["KL x N"], dual_clip.border(study)
+    plain, own = study.borders["KL x N"], dual_clip.border(dual_clip.fits(dual_clip.unaided(study)))
     assert plain.num_runs == 24 and own is not None and own.num_runs == 24
     assert 0.4 < plain.border < 1.6 < own.border < 6.4
     said = flat(dual_clip.markdown(study, NO_PEAKS))
@@ -243,14 +243,29 @@ def test_runs_with_a_second_clip_have_their_own_border() -> None:
     assert "dual clip" in drawn and "its fit" in drawn
     made |= rows("r0.5", "none", 16, 8, 3, kl=0.4, changed=with_dual_clip)
     study = BorderStudy(made, BORDER)
-    own = dual_clip.border(study)
+    own = dual_clip.border(dual_clip.fits(dual_clip.unaided(study)))
     assert own is not None and own.border > 6.4
     said = flat(dual_clip.markdown(study, NO_PEAKS))
     assert f"The largest that was tried is 6.4, so {number(own.border)} is an extrapolation." in said
     two = {cell: row for cell, row in made.items() if "dual_clip" not in row["arm"] or row["num_steps"] < 100}
     fewer = BorderStudy(two, BORDER)
-    assert dual_clip.border(fewer) is None
+    assert dual_clip.fits(dual_clip.unaided(fewer)) == [] and dual_clip.border([]) is None
     drawn = svg(fit_picture(fewer.unaided, fewer.slowed, dual_clip.unaided(fewer)))
+    assert "dual clip" in drawn and "its fit" not in drawn
+
+
+def test_there_is_no_border_where_another_number_predicts_better() -> None:
+    """With a second clip runs collapse by the gap alone here, whatever N: KL x N is no border, and the page says so."""
+    made = rows("r0.2", "none", 4, 8, 0, kl=0.1) | rows("r0.5", "none", 16, 8, 8, kl=0.4)
+    for gap, kl, n, dual in (("r0.2", 0.1, 16, 0), ("r0.3", 0.2, 16, 1), ("r0.5", 0.4, 4, 7), ("r0.5", 0.4, 8, 7)):
+        made |= rows(gap, "none", n, 8, dual, kl=kl, changed=with_dual_clip)
+    study = BorderStudy(made, BORDER)
+    found = dual_clip.fits(dual_clip.unaided(study))
+    assert found[0].name == "KL" and dual_clip.border(found) is None
+    said = flat(dual_clip.markdown(study, NO_PEAKS))
+    assert "With a dual clip `KL x N` does not order the collapses: of 8 numbers tried `KL` predicts them best" in said
+    assert "half of the runs" not in said and "these runs have no x*" in said
+    drawn = svg(fit_picture(study.unaided, study.slowed, dual_clip.unaided(study)))
     assert "dual clip" in drawn and "its fit" not in drawn
 
 

@@ -144,6 +144,14 @@ def test_opposite_needs_an_arm_on_the_other_side_and_nothing_that_holds() -> Non
     assert findings([_claim(number)], [REGIME], _rows(*CLEAR))[0].word == "not reproduced"
 
 
+def test_opposite_stands_in_holms_correction_too() -> None:
+    """Its p is 7.6e-5 one-sided: enough alone, not among 400 claims, where the p that the claim fails, 2e-7, still is."""
+    absent = _prediction(treatment=Arm("absent", (("num_steps", "120"),)))
+    others = [_claim(absent, number=number) for number in range(2, 401)]
+    found = findings([_claim(_prediction("less", 0.5)), *others], [REGIME], _rows(*CLEAR))[0]
+    assert found.word == "not reproduced" and found.p is not None and found.p < 0.05
+
+
 def test_a_ratio_is_a_factor() -> None:
     """On the scale `ratio` the effect is the mean logarithm, and the margin a factor; several arms count as their
     mean."""
