@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from lab.doctor.view import MIN_TOKENS, View
 
 VISIBLE = 1e-4
@@ -63,10 +65,12 @@ def end_share(view: View) -> float | None:
     """Share, in [0, 1], of the responses below the largest length and the largest total that end on an end token.
 
     The total counts the prompt; an end token is one that occurs only at ends. None with fewer than MIN_TOKENS such
-    responses, or with observations.
+    responses, or with observations. Responses that are masked as a whole do not count.
     """
     # An observation starts another turn: a turn's own end token then also stands inside the response.
-    if not bool(view.trace.is_response.all()):
+    sampled_B = torch.bincount(view.response_n, minlength=len(view.trace))
+    lengths_B = view.trace.offsets.diff() - view.trace.num_prompt
+    if bool(((sampled_B > 0) & (sampled_B < lengths_B)).any()):
         return None
     last = view.token_n[view.is_last_n]
     lengths_B = view.position_n[view.is_last_n]

@@ -219,6 +219,8 @@ def skyrl(folder: Path, rows: Rows) -> Path:
         "rollout_logprobs": torch.stack([left(row["logp_mu"], T) for row in rows]),
         "action_log_probs": torch.stack([left(row["logp_old"], T) for row in rows]),
         "rollout_expert_indices": torch.stack([left(routes, S) for routes in whole_rows]),
+        # True on rows that no engine recorded: the last token is never an input.
+        "router_padding_mask": torch.stack([left([False] * len(row["experts_mu"]) + [True], S) for row in rows]),
         "advantages": torch.zeros(len(rows), T),
     }
     torch.save(content, path := folder / "batch.pt")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ class DecoderReference:
         """The routers' scores in passes over some sequences at a time, with the record's experts where it has rows."""
         if record is not None and record.layer_numbers != self.moe_layers:
             raise ValueError(f"layer_numbers: expected the model's {self.moe_layers}, got {record.layer_numbers}")
+        if record is not None and record.num_experts < self.model.config.num_experts:
+            # A dump tells their number only by the largest id, which may never have been chosen.
+            record = replace(record, num_experts=self.model.config.num_experts)
         scores: dict[int, list[Tensor]] = defaultdict(list)
         natural: dict[int, list[Tensor]] = defaultdict(list)
         logp: list[Tensor] = []

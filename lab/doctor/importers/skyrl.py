@@ -11,19 +11,21 @@
 | rollout_logprobs        | (B, T)        | mu                                                                         |
 | action_log_probs        | (B, T)        | old: the forward pass before the updates                                   |
 | rollout_expert_indices  | (B, S, L, K)  | optional: mu's experts                                                     |
+| router_padding_mask     | (B, S)        | optional: True where they are a filler, since the engine recorded none     |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from lab.doctor.importers.format import Format, Row
 
 WHOLE = ("sequences", "attention_mask")
 RESPONSE = ("response_mask", "loss_mask", "rollout_logprobs", "action_log_probs")
-EXPERTS = "rollout_expert_indices"
+EXPERTS, FILLED = "rollout_expert_indices", "router_padding_mask"
 
 
 def _is_mine(content: Row) -> bool:
@@ -44,6 +46,10 @@ def _read(content: Row, place: str) -> Iterator[Row]:
     experts, whole = content.get(EXPERTS), tuple(content["sequences"].shape)
     if isinstance(experts, Tensor) and (experts.dim() != 4 or tuple(experts.shape[:2]) != whole):
         raise ValueError(f"{EXPERTS}: expected (B, S, layers, slots), (B, S) {whole}, got {tuple(experts.shape)}")
+    filled = content.get(FILLED)
+    if filled is not None and not (isinstance(filled, Tensor) and tuple(filled.shape) == whole):
+        got = tuple(filled.shape) if isinstance(filled, Tensor) else f"{filled!r:.40}"
+        raise ValueError(f"{FILLED}: expected a tensor (B, S) {whole}, got {got}")
     # Two masks of two widths: the sequence is padded as a whole, and its response once more by itself.
     for b in range(len(content["sequences"])):
         is_there, is_part = content["attention_mask"][b].bool(), content["response_mask"][b].bool()
@@ -52,6 +58,10 @@ def _read(content: Row, place: str) -> Iterator[Row]:
         row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
         if isinstance(experts, Tensor):
             row["experts_mu"] = experts[b][is_there][:-1]  # the last token is never an input
+            if filled is not None:
+                is_filler = filled[b][is_there][:-1].bool()[:, None, None]
+                # Signed: the dump's own type may hold no -1.
+                row["experts_mu"] = torch.where(is_filler, -1, row["experts_mu"].to(torch.int16))
         yield row | {"logp_mu": mu, "logp_old": old}
 
 
@@ -59,5 +69,5 @@ FORMAT = Format(
     name="SkyRL", files="dumped_data/*.pkl is refused; the same batch as tensors in a .pt is read",
     has="tokens, mu, old, mu's experts", lacks="old's experts, entropies. SkyRL's own dump is a pickle: not opened.",
     source="NovaSky-AI/SkyRL skyrl/train/trainer.py, skyrl/backends/skyrl_train/training_batch.py at a956457",
-    uses=(*WHOLE, *RESPONSE, EXPERTS), is_mine=_is_mine, read=_read,
+    uses=(*WHOLE, *RESPONSE, EXPERTS, FILLED), is_mine=_is_mine, read=_read,
 )  # fmt: skip

@@ -57,7 +57,7 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
     if samples[0].get("log_probs") is None:
         raise ValueError(
             "samples: log-probabilities of old are missing (slime's rollout dump never has them); dump with "
-            "--save-debug-train-data and --get-mismatch-metrics instead"
+            "--save-debug-train-data and --get-mismatch-metrics instead (--old goes with .jsonl and .parquet alone)"
         )
     # Of the two dumps with samples only that of training has dp_shards; its names are the plural ones already.
     names = {} if "dp_shards" in content else OF_ROLLOUT

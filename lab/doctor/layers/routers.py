@@ -89,16 +89,30 @@ class RoutesFound:
 
 
 def trace_routes(trace: Trace, side: str, reference: ReferenceModules, precision: Precision) -> RoutesFound:
-    """The routers and log-probabilities of `side` (mu or old) of a trace against the reference."""
+    """The routers and log-probabilities of `side` (mu or old) of a trace against the reference.
+
+    A trainer that replays (R3) computes old on mu's experts, and its recorded ones are the choices of its live logits
+    there. A trace does not say so: of old, the pass is taken whose log-probabilities are nearer.
+    """
     record = trace.record_mu if side == "mu" else trace.record_old
-    stops = trace.offsets.tolist()
+    view, stops = View.of(trace), trace.offsets.tolist()
     sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(stops)]
-    exact, near = (one.routed(sequences, record) for one in (reference, reference.rounded(precision)))
+    logp_n = view.mu_n if side == "mu" else view.old_n
+    # Without a temperature in the trace, log-probabilities count as those at 1.
+    temperature = trace.temperature or 1.0
+
+    def passed(one: ReferenceModules, replayed: RoutingRecord | None) -> Routed:
+        return one.routed(sequences, replayed, temperature)
+
+    replayed, exact = record, passed(reference, record)
+    if side == "old" and trace.record_mu is not None and reference.replays:
+        on_mus = passed(reference, trace.record_mu)
+        far, near_mu = ((logp_n - one.logp_R[view.row_n].double()).abs().median() for one in (exact, on_mus))
+        if near_mu < far:
+            replayed, exact = trace.record_mu, on_mus
+    near = passed(reference.rounded(precision), replayed)
     found = {} if record is None else {layer: _router(record, layer, exact, near) for layer in sorted(exact.scores)}
-    view = View.of(trace)
-    tokens = _tokens(
-        view.mu_n if side == "mu" else view.old_n, *(one.logp_R[view.row_n].double() for one in (exact, near))
-    )
+    tokens = _tokens(logp_n, *(one.logp_R[view.row_n].double() for one in (exact, near)))
     unseen = [layer for layer, one in found.items() if one is None]
     return RoutesFound([one for one in found.values() if one is not None], tokens, unseen)
 

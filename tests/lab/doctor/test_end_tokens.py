@@ -57,6 +57,15 @@ def test_responses_without_their_end_token_are_found(most: int | None) -> None:
     assert gather(rows.trace(cut(drawn, most, has_ends=False)))["end_share"] < 0.05
 
 
+@pytest.mark.parametrize("has_ends", [True, False])
+def test_a_response_that_is_masked_as_a_whole_does_not_count(has_ends: bool) -> None:
+    """Frameworks mask whole responses (too long, filtered, padding): the others tell what they told without it."""
+    drawn = cut(ROWS, has_ends=has_ends)
+    masked = [row | {"is_response": [i != 3] * len(row["logp_mu"])} for i, row in enumerate(drawn)]
+    found = gather(rows.trace(masked))["end_share"]
+    assert found == gather(rows.trace([*drawn[:3], *drawn[4:]]))["end_share"] and (found == 1) == has_ends
+
+
 def test_responses_that_all_reach_a_bound_do_not_tell_of_end_tokens() -> None:
     """Where prompt and response have one length together in every row, none is known to have stopped."""
     full = [row for row in cut(prompted(ROWS), 6) if len(row["tokens"]) == 6]

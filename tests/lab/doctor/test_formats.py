@@ -213,3 +213,28 @@ def test_the_rows_of_a_trace_are_the_trace() -> None:
         ours = rows.trace(given)
         assert not differing(rows.trace(dumps.rows_of(ours)), ours)
     assert set(dumps.rows_of(rows.trace(bare))[0]) == {*bare[0], "step", "reward", "is_response"}
+
+
+def test_skyrls_fillers_are_no_routes(tmp_path: Path) -> None:
+    """Rows that no engine recorded hold experts 0 to K - 1 in SkyRL's batch, and its mask says so: -1 in ours."""
+    path = dumps.skyrl(tmp_path, WHOLE)
+    whole = load_dump(path).trace
+    content = torch.load(path)
+    experts, mask = content["rollout_expert_indices"], content["router_padding_mask"]
+    # The third token from the end of every row, which is left-padded.
+    experts[:, -3] = torch.arange(experts.shape[-1])
+    mask[:, -3] = True
+    torch.save(content, path)
+    dump = load_dump(path)
+    assert whole.experts_mu is not None and dump.trace.experts_mu is not None
+    is_filler = (dump.trace.experts_mu == -1).all(-1).all(-1)
+    assert int(is_filler.sum()) == len(WHOLE) and "router_padding_mask" not in dump.unused
+    assert torch.equal(dump.trace.experts_mu[~is_filler], whole.experts_mu[~is_filler])
+
+
+def test_old_goes_with_rows(tmp_path: Path) -> None:
+    """A rollout dump of slime lacks old, and no `--old` brings it: the line says so."""
+    samples = [{"tokens": [1, 2, 3], "response_length": 2, "rollout_log_probs": [-1.0, -1.0]}]
+    torch.save({"samples": samples, "rollout_id": 0}, path := tmp_path / "rollout_0.pt")
+    with pytest.raises(ValueError, match=r"of old are missing .* \(--old goes with .jsonl and .parquet alone\)"):
+        load_dump(path, old=dumps.old_side(tmp_path, ROWS))

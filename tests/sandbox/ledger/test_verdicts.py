@@ -145,7 +145,7 @@ def test_opposite_needs_an_arm_on_the_other_side_and_nothing_that_holds() -> Non
 
 
 def test_opposite_stands_in_holms_correction_too() -> None:
-    """Its p is 7.6e-5 one-sided: enough alone, not among 400 claims, where the p that the claim fails, 2e-7, still is."""
+    """Its p is 7.6e-5 one-sided: enough alone, not among 400 claims, where the 2e-7 of the claim failing still is."""
     absent = _prediction(treatment=Arm("absent", (("num_steps", "120"),)))
     others = [_claim(absent, number=number) for number in range(2, 401)]
     found = findings([_claim(_prediction("less", 0.5)), *others], [REGIME], _rows(*CLEAR))[0]

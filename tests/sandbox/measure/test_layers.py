@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from lab.doctor.layers.modules import inspect
 from lab.doctor.layers.routers import over_margin, trace_routes
 from lab.doctor.layers.states import States
 from lab.traces import Trace
+from sandbox.engines import RouterNoise
+from sandbox.engines.defect import Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.measure.layers import DecoderReference
 from sandbox.model import MoE
@@ -104,17 +108,48 @@ def test_the_choice_of_the_scores_themselves_is_within_its_margin() -> None:
     )
 
 
-def test_a_trace_of_the_model_itself_has_nothing_out_and_its_log_probabilities_to_the_bit() -> None:
-    """The exact engine's trace against the same weights in float32: no router differs, log-probs agree to 1e-5."""
+def traced(temperature: float, *defects: Defect, replays: bool = False) -> tuple[Trace, MoE]:
+    """A trace of this model under an engine with these defects, and the model; the old pass replays mu's experts or
+    routes by itself."""
     config = MODELS["Qwen3-MoE's"]
     model = MoE(config, stream(SEED, "trace"))
-    engine = SandboxEngine(config, ())
+    engine = SandboxEngine(config, defects)
     engine.load_weights(to_hf(model), 0)
     prompts = [Prompt(str(i), (1 + i, 2, 3), "") for i in range(4)]
-    rollouts = engine.generate(prompts, Sampling(max_tokens=8, num_responses=2, seed=0))
-    scores = SandboxTrainingEngine(model, OptimizerSettings(learning_rate=1e-3)).score(rollouts, RoutingPlan("natural"))
-    trace = Trace.of(rollouts, scores, torch.zeros(8), 0)
+    rollouts = engine.generate(prompts, Sampling(max_tokens=8, num_responses=2, temperature=temperature, seed=0))
+    plan = RoutingPlan("replay", rollouts.experts) if replays else RoutingPlan("natural")
+    scores = SandboxTrainingEngine(model, OptimizerSettings(learning_rate=1e-3)).score(rollouts, plan)
+    return Trace.of(rollouts, scores, torch.zeros(8), 0), model
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_trace_of_the_model_itself_has_nothing_out_and_its_log_probabilities_to_the_bit(temperature: float) -> None:
+    """The exact engine's trace against the same weights in float32: no router differs, log-probs agree to 1e-5."""
+    trace, model = traced(temperature)
     for side in ("mu", "old"):
         found = trace_routes(trace, side, DecoderReference(model), "fp32")
         assert not found.is_out and all(one.share_differs == 0 for one in found.routers) and len(found.routers) == 3
         assert found.tokens.error < 1e-5
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_trainer_that_replays_is_not_at_fault(replays: bool) -> None:
+    """Under R3 old's log-probs come from mu's experts, and its recorded choices from the live logits there: the side of
+    the trainer matches the model either way, while mu's noisy router is out."""
+    trace, model = traced(1.0, RouterNoise(std=0.5), replays=replays)
+    old, mu = (trace_routes(trace, side, DecoderReference(model), "fp32") for side in ("old", "mu"))
+    assert not old.is_out and all(one.share_differs == 0 for one in old.routers) and old.tokens.error < 1e-5
+    assert mu.is_out and mu.first is not None and mu.first.layer == old.routers[0].layer
+
+
+def test_an_expert_that_is_never_chosen_is_still_the_models() -> None:
+    """A dump tells the number of experts by the largest id alone: a record that has fewer is the model's, too."""
+    trace, model = traced(1.0)
+    record = trace.record_mu
+    assert record is not None and record.num_experts == model.config.num_experts
+    first = torch.arange(record.num_slots, dtype=record.experts.dtype).expand_as(record.experts).contiguous()
+    few = replace(record, experts=first, num_experts=record.num_slots)
+    sequences = [trace.tokens[a:b].long() for a, b in itertools.pairwise(trace.offsets.tolist())]
+    wide = replace(few, num_experts=record.num_experts)
+    logps = [DecoderReference(model).routed(sequences, one).logp_R for one in (few, wide)]
+    assert torch.equal(*logps)
