@@ -111,7 +111,16 @@ class ReportRun:
                 parts.append("rounded")  # values on the precision's grid, computed in a wider type
             return ", ".join([f"vLLM {precision.get('compute')}", *parts])
         words, precision = str(self.manifest.get("engine") or "–"), self.setting("training", "precision")
-        return words if precision in (None, "fp32") else f"{words} (training in {precision})"
+        found = [] if precision in (None, "fp32") else [f"training in {precision}"]
+        found += self.training_alone
+        return f"{words} ({', '.join(found)})" if found else words
+
+    @property
+    def training_alone(self) -> list[str]:
+        """The arithmetic of the training engine that no engine shares, not even the exact one."""
+        products, units = self.setting("training", "products"), self.setting("training", "reduction_order", "units")
+        found = [f"training products in {products}"] if products else []
+        return [*found, f"training sums in {units} parts"] if isinstance(units, int) and units > 1 else found
 
     def row(self) -> dict[str, str]:
         """The run's line of the summary table, as text by column."""

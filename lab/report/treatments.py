@@ -32,7 +32,8 @@ class Treatment:
     @cached_property
     def is_exact(self) -> bool:
         """Whether the inference engine computes exactly as the training engine."""
-        return self.run.engine == "exact" or self.run.engine.startswith("exact (")
+        is_named = self.run.engine == "exact" or self.run.engine.startswith("exact (")
+        return is_named and not self.run.training_alone
 
     @cached_property
     def objective(self) -> Objective | None:
@@ -69,10 +70,11 @@ class Treatment:
 
     @property
     def is_untreated(self) -> bool:
-        """Whether there is a gap, and no correction, replay or dual clip."""
-        corrected = self.objective is None or {self.objective.correction.name, self.objective.rejection.name} != {
-            "none"
-        }
+        """Whether there is a gap, and no correction, centering, replay or dual clip."""
+        own = self.objective
+        # A region whose own factor holds pi/mu, such as VESPO's, corrects without a correction.
+        corrected = own is None or own.centering != "none" or own.trust_region.weight_ratio == "none"
+        corrected = corrected or {own.correction.name, own.rejection.name} != {"none"}
         return not (self.is_exact or corrected or self.replay or self.dual_clip)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
@@ -82,6 +84,7 @@ class Treatment:
         """
         rejection = self.objective.rejection.title if self.objective and self.objective.rejection.rejection else None
         found = [None if self.preset == baseline else self.preset, self.own_correction, rejection, self.replay]
+        found += ["score centering"] if self.objective and self.objective.centering != "none" else []
         found += ["a dual clip"] if self.dual_clip else []
         if engines != "same" and self.is_exact:
             found.append("an exact engine")
@@ -96,6 +99,8 @@ class Treatment:
             clauses.append(f"a dual clip bounds pi/old at {self.dual_clip:g} where the advantage is negative")
         if self.objective is None:
             return clauses
+        if self.objective.centering != "none":
+            clauses.append("score centering takes the mean of each term under mu away")
         named = [(self.own_correction or self.preset, self.objective.correction)]
         named.append((self.objective.rejection.title, self.objective.rejection))
         for name, correction in named:

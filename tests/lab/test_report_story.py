@@ -139,6 +139,17 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
         [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, preset="grpo_dual_clip", engine=BF16)],
         ["without a remedy under weight precision fp8_e4m3 channel", "with a dual clip + kv precision bf16"],
     ),
+    "centering is a remedy, and so is a region that holds pi/mu": (
+        [Recipe("a", 0, 0), Recipe("b", 0, 0, correction="null, centering: full"), Recipe("c", 0, 0, preset="vespo")],
+        ["without a remedy", "with score centering", "with VESPO"],
+    ),
+    "an exact engine beside a trainer with arithmetic of its own is none": (
+        [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, engine=f"{EXACT}\ntraining: {{products: fp8_e4m3}}"),
+         Recipe("c", 0, 0, engine=f"{EXACT}\ntraining: {{reduction_order: {{units: 4}}}}")],
+        ["without a remedy under weight precision fp8_e4m3 channel",
+         "without a remedy under exact (training products in fp8_e4m3)",
+         "without a remedy under exact (training sums in 4 parts)"],
+    ),
     "what the config does not name is told by label": (
         [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],
         ["in 1", "in 2"],
