@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, overload
@@ -22,7 +23,7 @@ import torch
 
 from lab.tasks.grading import grade
 from lab.tasks.problems import PROBLEM, ProblemRow, ProblemsConfig, read_problems
-from lab.tasks.tokenizers import Tokenizer
+from lab.tasks.tokenizers import HuggingFaceTokenizer, Tokenizer
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
 
@@ -64,6 +65,8 @@ class ProblemTask:
         self.config = config
         self.tokenizer = tokenizer
         self.max_response_tokens = config.max_response_tokens
+        if config.chat_template and isinstance(tokenizer, HuggingFaceTokenizer):
+            _say_turn_end(tokenizer)
         train, held_out = split(config)
         self._train = Prompts(train, config, tokenizer)
         self._held_out = Prompts(held_out, config, tokenizer)
@@ -91,6 +94,17 @@ class ProblemTask:
     def reward(self, prompt: Prompt, response: Response) -> float:
         """1.0 if Math-Verify finds the response's final expression equal to the answer, else 0.0 (R3, App. K)."""
         return reward_of(prompt, response, self.tokenizer)
+
+
+def _say_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
+    """A line on stderr where the template ends a turn with another token than the one that ends a response."""
+    if (other := tokenizer.other_turn_end()) is not None:
+        print(
+            f"chat_template: it ends an assistant's turn with {other}, and responses end at the tokenizer's end token "
+            "alone: a model that was taught the template goes on to max_tokens; make it the eos_token in "
+            "tokenizer_config.json",
+            file=sys.stderr,
+        )
 
 
 class DemonstratedProblemTask(ProblemTask):

@@ -184,6 +184,22 @@ class HuggingFaceTokenizer:
         # The template writes the special tokens itself, as text, so the encoding must not add them again.
         return self.encode(written)
 
+    def other_turn_end(self) -> str | None:
+        """The special token that the chat template writes after an assistant's text, if it is not the end token.
+
+        A model that was taught the template ends its turns with it, and is not stopped there.
+        """
+        text = "answer"
+        try:
+            messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": text}]
+            written = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception:  # a template may refuse any messages, such as those without a system message
+            return None
+        after = self.encode(written.rpartition(text)[2])
+        if not after or after[0] == self.eos_id or after[0] not in self._tokenizer.added_tokens_decoder:
+            return None
+        return self._tokenizer.convert_ids_to_tokens(after[0])
+
 
 # transformers would make an empty tokenizer from config.json alone, so the files are checked first.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

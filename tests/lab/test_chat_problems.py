@@ -15,12 +15,13 @@ from lab.tasks.tokenizers import HuggingFaceTokenizer
 from tests.lab.test_data_formats import Rows, Write, fails, jsonl, nested, parquet, saved
 
 
-def chat_tokenizer(template: str) -> HuggingFaceTokenizer:
+def chat_tokenizer(template: str, *special: str) -> HuggingFaceTokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={"<eos>": 0} | {c: i + 1 for i, c in enumerate(alphabet)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", chat_template=template)
+    fast.add_special_tokens({"additional_special_tokens": list(special)})
     return HuggingFaceTokenizer(fast, "folder")
 
 
@@ -48,6 +49,25 @@ def test_messages_before_the_problem_reach_the_template(make: Write, tmp_path: P
     task = build(config, tokenizer)
     prompts = {tokenizer.decode(p.tokens) for p in (*task.prompts(0, 2), *task.held_out())}
     assert prompts == {f"[system|Be brief.][user|<{i}?>]>" for i in range(4)}
+
+
+@pytest.mark.parametrize("end", ["<eos>", "<end>", "]", ""])
+def test_a_turn_that_ends_with_another_token_is_said(
+    end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line on stderr where the template closes an assistant's turn with a special token that does not end responses:
+    as of a base model's tokenizer beside a chat template. Plain text closes nothing."""
+    template = TEMPLATE.replace("]", end)
+    tokenizer = chat_tokenizer(template, "<end>")
+    config = JsonlConfig(
+        path=str(jsonl(tmp_path, chats())), problem_key="prompt", chat_template=True, held_out_fraction=0.5
+    )
+    build(config, tokenizer)
+    err = capsys.readouterr().err
+    assert ("ends an assistant's turn with <end>, and responses end" in err and err.count("\n") == 1) == (
+        end == "<end>"
+    )
+    assert bool(err) == (end == "<end>")
 
 
 def test_the_same_question_under_another_system_message_is_another_problem(tmp_path: Path) -> None:
