@@ -92,7 +92,7 @@ class Cluster:
             # Ranks that start again may get them in another order; an engine returns to those that it had.
             own = ",".join(self.devices[rank] for rank in place.shares)
             variables["CUDA_VISIBLE_DEVICES"] = self.shared_devices.setdefault(index, own)
-            # Here, too: a Ray that runs already does not have our settings, and releases before 2.60 may empty the list.
+            # Here, too: a Ray that runs already lacks our settings, and releases before 2.60 may empty the list.
             variables |= SETTINGS
         return variables
 

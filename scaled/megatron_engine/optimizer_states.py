@@ -49,11 +49,13 @@ def load_states(optimizer: RankOptimizer, trees: list[Any], tensors: dict[str, A
         by_parameter = state.get("optimizer", state).get("state", {})
         # Megatron's key among the parameters: this process's own count of steps, not the checkpoint's.
         by_parameter.pop("common_step", None)
-        for each in by_parameter.values():
-            each["step"] = torch.tensor(0.0)  # a placeholder: the updates are counted below
-        one.load_state_dict(state)
         inner = one.optimizer
-        if isinstance(inner, torch.optim.AdamW):
+        is_torchs = isinstance(inner, torch.optim.AdamW)
+        # A placeholder: the updates are counted below. Transformer Engine's takes every name for a tensor of states.
+        for each in by_parameter.values() if is_torchs else ():
+            each["step"] = torch.tensor(0.0)
+        one.load_state_dict(state)
+        if is_torchs:
             for parameter, each in inner.state.items():
                 each["step"] = torch.tensor(float(num_updates), device=parameter.device)
         else:  # fused optimisers count the steps of a group

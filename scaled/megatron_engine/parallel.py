@@ -166,6 +166,7 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
     if is_gpu:
         # Ray shows an actor only its own GPU.
         torch.cuda.set_device(rank % torch.cuda.device_count())
+    set_deterministic(bool(training.deterministic))
     dist.init_process_group(
         "nccl" if is_gpu else "gloo",
         store=store,
@@ -173,7 +174,6 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
         world_size=world_size,
         timeout=timedelta(seconds=training.timeout_s),
     )
-    set_deterministic(bool(training.deterministic))
     # Megatron takes whole minutes.
     make_groups(training, distributed_timeout_minutes=max(1, round(training.timeout_s / 60)))
 
@@ -181,11 +181,13 @@ def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store
 def set_deterministic(is_deterministic: bool) -> None:
     """Makes this process's GPU sums run in one order, or in any: Megatron then sums a token's experts by atomics.
 
-    Call it before the first matrix product: cuBLAS reads its workspace setting once.
+    Call it before the first matrix product and the first group: cuBLAS and NCCL read their settings once.
     """
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+        # Sums in the switch of a node have no fixed order (NVIDIA/nccl#1497).
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no code reads such memory
     torch.use_deterministic_algorithms(is_deterministic)
 
