@@ -29,7 +29,7 @@ from tests.pages.study import ROOT, Part
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PART = Part(README, "border")
 (BORDER,) = (one for one in REGIMES if one.name == "border")
-STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65), 66)
+STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65), 66, 67)
 """Numbers of the claims that the study tests; those that repeat one of them belong to it, too."""
 
 
@@ -74,6 +74,11 @@ def block(text: str, tables: str) -> str:
     of_dual = f"with a dual clip at {dual[0]}{remark}" if dual else "with a dual clip this number orders them no longer"
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
     claims = _verdicts(text)
+    old = dict(
+        re.findall(
+            r"^\| weights one rollout old \| 8 \| ([\w ]+) \| [^|]+\| [^|]+\| (\d+ of \d+) \|", text, re.MULTILINE
+        )
+    )
     return (
         "Collapsed runs of GRPO, N = 8 updates per rollout, largest gap (exploratory):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
@@ -90,7 +95,8 @@ def block(text: str, tables: str) -> str:
         f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"
         f"  {stale_tis} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "
         f"{aged['kept, no remedy']},\n"
-        f"  {aged['kept, R3']} and {aged['kept, token TIS']} ([study](docs/border.md)).\n"
+        f"  {aged['kept, R3']} and {aged['kept, token TIS']}. With old weights and a dual clip\n"
+        f"  {old['no remedy']} collapse, {old['token TIS']} with Token-TIS, too (claim 67: {claims['67']}).\n"
     )
 
 
