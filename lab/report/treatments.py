@@ -72,10 +72,12 @@ class Treatment:
     def is_untreated(self) -> bool:
         """Whether there is a gap, and no correction, centering, replay or dual clip."""
         own = self.objective
+        if own is None:
+            return False
         # A region whose own factor holds pi/mu, such as VESPO's, corrects without a correction.
-        corrected = own is None or own.centering != "none" or own.trust_region.weight_ratio == "none"
-        corrected = corrected or {own.correction.name, own.rejection.name} != {"none"}
-        return not (self.is_exact or corrected or self.replay or self.dual_clip)
+        is_corrected = own.centering != "none" or own.trust_region.weight_ratio == "none"
+        is_corrected = is_corrected or {own.correction.name, own.rejection.name} != {"none"}
+        return not (self.is_exact or is_corrected or self.replay or self.dual_clip)
 
     def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
         """The treatment in words: preset if not the baseline's, correction, replay, dual clip, engine.
