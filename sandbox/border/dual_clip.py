@@ -55,7 +55,9 @@ def unaided(study: BorderStudy) -> pd.DataFrame:
 
 def markdown(study: BorderStudy, looked_at: pd.DataFrame) -> str:
     """The section; empty without runs with a dual clip. `looked_at` has the updates of peaks.py, or is empty."""
-    found = places(study.dual_clipped).sort_values(["gap", "N"], kind="stable")
+    found = places(study.dual_clipped)
+    found = found.assign(order=[list(TITLES).index(remedy) for remedy in found["remedy"]])
+    found = found.sort_values(["gap", "N", "order"], kind="stable")
     lines = []
     for place in found.to_dict("records"):
         plain = _at(study.grpo, gap=place["gap"], remedy=place["remedy"], N=place["N"])
@@ -87,8 +89,8 @@ def _border_said(study: BorderStudy) -> str:
         return (
             f"With a dual clip `{NUMBER}` does not order the collapses: of {len(found)} numbers tried `{best.name}` "
             f"predicts them best, and explains {number(best.null - best.deviance)} of the deviance, `{NUMBER}` "
-            f"{number(tried.null - tried.deviance)} ({best.num_runs} runs without another remedy, exploratory). So "
-            "these runs have no x*."
+            f"{number(tried.null - tried.deviance)} ({best.num_runs} runs without another remedy, exploratory): "
+            "no x*."
         )
     largest = _largest(unaided(study))
     beyond = f" The largest that was tried is {number(largest)}, so {number(own.border)} is an extrapolation."

@@ -171,7 +171,7 @@ def _beside(grpo: pd.DataFrame, titles: Sequence[str]) -> str:
     found = {title: summary(grpo, gap="r0.5", remedy=remedy, N=1) for title, remedy in remedies.items()}
     none = summary(grpo, gap="r0.5", remedy="none", N=1)
     counts = ", ".join(f"{title} {ended(one)}" for title, one in found.items() if one is not None)
-    return f"At router noise 0.5 itself: {counts}, no remedy {ended(none)}." if counts and none is not None else ""
+    return f"At router noise 0.5: {counts}, no remedy {ended(none)}." if counts and none is not None else ""
 
 
 def _sides(start: str, found: Mapping[str, Tally]) -> str:

@@ -71,7 +71,7 @@ def block(text: str, tables: str) -> str:
     other = re.findall(r"With a dual clip `KL x N` does not order the collapses", flat)
     assert len(dual) + len(other) == 1
     remark = ", an extrapolation" if dual and f"{dual[0].split()[0]} is an extrapolation" in flat else ""
-    of_dual = f"with a dual clip at {dual[0]}{remark}" if dual else "with a dual clip this number orders them no longer"
+    of_dual = f"with a dual clip at {dual[0]}{remark}" if dual else "not so with a dual clip"
     ((slower,),) = [re.findall(r"\) (\d+ of \d+) runs collapse, where `KL x N` alone expects", flat)]
     claims = _verdicts(text)
     old = dict(
@@ -84,19 +84,17 @@ def block(text: str, tables: str) -> str:
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
         "- **Off policy, R3, the token weight and a dual clip prevent most collapses.**\n"
         f"  R3 raises accuracy (claim {_grouped(claims, ('55',))}); without gradient clipping it needs the weight or\n"
-        f"  a dual clip ({_grouped(claims, ('59', '60', '62'))}). A dual clip bounds single unlikely tokens of\n"
-        "  negative advantage, and prevents some collapses alone, more with the weight\n"
-        f"  ({_grouped(claims, ('63', '64', '66'))}).\n"
+        f"  a dual clip ({_grouped(claims, ('59', '60', '62'))}). A dual clip prevents some collapses\n"
+        f"  alone, more with the weight ({_grouped(claims, ('63', '64', '66'))}).\n"
         f"  At N = 1 and a large gap the weight lowers accuracy ({_grouped(claims, ('46',))}).\n"
         f"  Half of the runs without a remedy collapse at KL x N = {border},\n"
         f"  KL before training; {of_dual}.\n"
         f"  At half the learning rate of {rate}, {slower} do ([where training breaks](docs/border.md)).\n"
-        "- **Age ends training, too.** With an exact engine whose weights are one rollout old\n"
-        f"  (claim 49: {claims['49']}), {stale} runs collapse, {stale_r3} with R3 and\n"
-        f"  {stale_tis} with Token-TIS; with partial rollouts (claim 50: {claims['50']}) "
-        f"{aged['kept, no remedy']},\n"
-        f"  {aged['kept, R3']} and {aged['kept, token TIS']}. With old weights and a dual clip\n"
-        f"  {old['no remedy']} collapse, {old['token TIS']} with Token-TIS, too (claim 67: {claims['67']}).\n"
+        "- **Age ends training, too.** Of runs with an exact engine and weights one rollout old\n"
+        f"  {stale} collapse, {stale_r3} with R3, {stale_tis} with Token-TIS; of partial rollouts\n"
+        f"  {aged['kept, no remedy']}, {aged['kept, R3']} and {aged['kept, token TIS']}. Of old weights with a dual\n"
+        f"  clip {old['no remedy']} collapse, {old['token TIS']} with Token-TIS, too "
+        f"({_grouped(claims, ('49', '50', '67'))}).\n"
     )
 
 

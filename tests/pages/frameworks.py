@@ -79,7 +79,9 @@ OPTIONS = """
 With R3 keep gradient clipping, or add the token weight or a dual clip. In the sandbox, at N = 8 and a large engine
 gap, R3 alone collapses in most runs if gradients are never clipped, and in no run with the weight or with a dual clip
 ([claims 59, 60 and 62](../border-tables.md#clipping)). At N = 16, with gradients clipped, no run of R3 or of
-Token-TIS with a dual clip collapses ([claims 64 and 66](../border.md#with-a-dual-clip)).
+Token-TIS with a dual clip collapses ([claims 64 and 66](../border.md#with-a-dual-clip)). If you sample one rollout
+ahead, add the token weight to a dual clip: with weights one rollout old 1 of 36 runs collapses with both, and 16 of 36
+with the dual clip alone (claim 67).
 
 Faults of the records (`shifted`, `zero_padded`, `last_token`, `mask`, `temperature` and others) have no such option:
 the doctor's line *Do first* says where to look. With `nothing` both sides are equal; check that an old pass ran, since
