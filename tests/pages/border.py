@@ -94,7 +94,7 @@ def block(text: str, tables: str) -> str:
         f"  {stale} collapse, {stale_r3} with R3, {stale_tis} with Token-TIS; of partial rollouts\n"
         f"  {aged['kept, no remedy']}, {aged['kept, R3']} and {aged['kept, token TIS']}. Of old weights with a dual\n"
         f"  clip {old['no remedy']} collapse, {old['token TIS']} with Token-TIS, too "
-        f"({_grouped(claims, ('49', '50', '67'))}).\n"
+        f"({_grouped(claims, ('49', '50', '67'))}; [study](docs/border.md)).\n"
     )
 
 
