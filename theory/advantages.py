@@ -115,10 +115,10 @@ def _whitened(x_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """x standardised by its mean and sample deviation over tokens; 0 where all are equal."""
     # Every token has its response's reward: in mean and variance a response counts as often as it has tokens.
     weight_PG = lengths_PG.to(x_PG.dtype)
-    num_tokens = weight_PG.sum()
-    centred_PG = x_PG - (weight_PG * x_PG).sum() / num_tokens.clamp(min=1)
-    # A batch of one token divides by 1 and not by 0.
-    variance = (weight_PG * centred_PG.square()).sum() / (num_tokens - 1).clamp(min=1)
+    # At least 2, so that a batch of one token divides by 1 and not by 0.
+    num_tokens = weight_PG.sum().clamp(min=2)
+    centred_PG = x_PG - (weight_PG * x_PG).sum() / num_tokens
+    variance = (weight_PG * centred_PG.square()).sum() / (num_tokens - 1)
     # Equality is tested on x: rounding leaves a variance that is not 0, which `rsqrt` would amplify.
     return torch.where((x_PG != x_PG[:1, :1]).any(), centred_PG * (variance + 1e-8).rsqrt(), torch.zeros_like(x_PG))
 

@@ -120,7 +120,7 @@ class ReportRun:
         """The arithmetic of the training engine that no engine shares, not even the exact one."""
         products, units = self.setting("training", "products"), self.setting("training", "reduction_order", "units")
         found = [f"training products in {products}"] if products else []
-        return [*found, f"training sums in {units} parts"] if isinstance(units, int) and units > 1 else found
+        return [*found, f"training sums in up to {units} parts"] if isinstance(units, int) and units > 1 else found
 
     def row(self) -> dict[str, str]:
         """The run's line of the summary table, as text by column."""

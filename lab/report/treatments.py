@@ -102,7 +102,7 @@ class Treatment:
         if self.objective is None:
             return clauses
         if self.objective.centering != "none":
-            clauses.append("score centering takes the mean of each term under mu away")
+            clauses.append("score centering subtracts the mean of each term under mu")
         named = [(self.own_correction or self.preset, self.objective.correction)]
         named.append((self.objective.rejection.title, self.objective.rejection))
         for name, correction in named:

@@ -51,9 +51,9 @@ def load_states(optimizer: RankOptimizer, trees: list[Any], tensors: dict[str, A
         by_parameter.pop("common_step", None)
         inner = one.optimizer
         is_torchs = isinstance(inner, torch.optim.AdamW)
-        # A placeholder: the updates are counted below. Transformer Engine's takes every name for a tensor of states.
-        for each in by_parameter.values() if is_torchs else ():
-            each["step"] = torch.tensor(0.0)
+        if is_torchs:  # Transformer Engine's takes every name for a tensor of states
+            for each in by_parameter.values():
+                each["step"] = torch.tensor(0.0)  # a placeholder: the updates are counted below
         one.load_state_dict(state)
         if is_torchs:
             for parameter, each in inner.state.items():

@@ -148,7 +148,7 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
          Recipe("c", 0, 0, engine=f"{EXACT}\ntraining: {{reduction_order: {{units: 4}}}}")],
         ["without a remedy under weight precision fp8_e4m3 channel",
          "without a remedy under exact (training products in fp8_e4m3)",
-         "without a remedy under exact (training sums in 4 parts)"],
+         "without a remedy under exact (training sums in up to 4 parts)"],
     ),
     "what the config does not name is told by label": (
         [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],

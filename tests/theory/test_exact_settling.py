@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from theory.exact.expected import Update
 from theory.exact.forest import Forest
 from theory.exact.groups import Group
 from theory.exact.levels import Edges
+from theory.exact.settling import log_mean
 from theory.exact.tree import Paths
 from theory.objectives import Objective, preset
 from theory.streams import stream
@@ -57,3 +60,13 @@ def test_a_batch_in_mu_s_proportions_gives_the_expected_update(name: str) -> Non
     update = Update.at(Batch(forest, mu, old.logp(), task.reward_Y, objective, Group(None)), policy)
     found = policy.pullback(edges)
     assert torch.allclose(update.gradient, found, atol=1e-13) and float(found.norm()) > 1e-2
+
+
+def test_the_mean_weight_is_of_kept_responses() -> None:
+    """Two of three responses are kept, with ratios 1 and 2 and probabilities 0.6 and 0.2: a mean of 1.25. The rejected
+    one's e^20 would be nearly all of it."""
+    mu_BT = torch.tensor([[-0.5], [-1.6], [-25.0]])
+    old_BT = mu_BT + torch.tensor([[0.0], [math.log(2)], [20.0]])
+    objective = preset("reinforce", correction="seq_mis", normalise_weights=True)
+    mean = log_mean(objective, old_BT, mu_BT, torch.ones(3, 1, dtype=torch.bool), torch.tensor([0.6, 0.2, 0.2]))
+    assert mean == pytest.approx(math.log(1.25))
