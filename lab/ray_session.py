@@ -56,6 +56,9 @@ STARTS = 3
 LATE = "timed out during startup"
 """The words by which Ray says that its processes were late."""
 
+NAMELESS_S = 5.0
+"""Seconds to wait for the command line of a process that was just made: the kernel sets it after the process exists."""
+
 SLICE_S = 0.5
 """Seconds that a signal may wait in `wait`."""
 
@@ -158,13 +161,24 @@ def _start(field: str, **words: Any) -> None:
             if LATE not in str(error):
                 raise
             ray.shutdown()
-            # What a late start leaves behind would compete with the next one.
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if any(words["_temp_dir"] in word for word in process.cmdline()):
-                        process.kill()
+            _kill_all_of(words["_temp_dir"])  # they would compete with the next start
             if not left:
                 raise ValueError(f"{field}: Ray did not start on this machine, {STARTS} times: {error}") from None
+
+
+def _kill_all_of(folder: str) -> None:
+    """Kills the processes below this one whose command line names the folder."""
+    end = time.monotonic() + NAMELESS_S
+    nameless = True
+    while nameless:
+        nameless = False
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                words = process.cmdline()
+                if any(folder in word for word in words):
+                    process.kill()
+                nameless |= not words and time.monotonic() < end
+        time.sleep(0.01 if nameless else 0.0)
 
 
 @contextlib.contextmanager

@@ -203,13 +203,24 @@ def listening_addresses(process: psutil.Process) -> list[str]:
 
 def test_a_late_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ray whose processes are late is started anew, its processes killed; after STARTS times it is one line, and any
-    other error is raised as it is."""
+    other error is raised as it is. One that has no command line yet when it is first seen is killed, too."""
     children: list[subprocess.Popen[bytes]] = []
+    unnamed: set[int] = set()
+    read = psutil.Process.cmdline
+
+    def cmdline(process: psutil.Process) -> list[str]:
+        if process.pid in unnamed:
+            unnamed.remove(process.pid)
+            return []
+        return read(process)
+
+    monkeypatch.setattr(psutil.Process, "cmdline", cmdline)
     errors: list[Exception] = []
 
     def init(**options: object) -> None:
         command = [sys.executable, "-c", "import time; time.sleep(600)", f"--dir={options['_temp_dir']}"]
         children.append(subprocess.Popen(command))
+        unnamed.add(children[-1].pid)
         if errors:
             raise errors.pop()
 
