@@ -173,7 +173,7 @@ def _fingerprint(file: ProblemFile, sampling: Sampling, sampler: str) -> str:
     problems = [[prompt.tokens, prompt.answer] for prompt in file.prompts]
     drawn = [sampling.max_tokens, sampling.num_responses, sampling.temperature, sampling.seed]
     # torch promises no equal draws and sums from one release to the next.
-    parts = [PROCEDURE, torch.__version__, file.tokenizer.eos_id, sampler, drawn, problems]
+    parts = [PROCEDURE, torch.__version__, file.tokenizer.end_ids, sampler, drawn, problems]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 

@@ -146,10 +146,11 @@ def heat(
     y: str,
     texts: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """A heat map of numbers around 0, written into their cells; None is an empty cell. The first row is on top.
+    """A heat map of numbers, written into their cells; None is an empty cell. The first row is on top.
 
-    `texts` replace the numbers in the cells, without a colour bar; hovering still shows the numbers. Raises ValueError
-    where `rows`, `columns` or `texts` do not match the shape of `values`.
+    The colours diverge from 0, which is white; where no number is negative, there is one colour, from 0 on. `texts`
+    replace the numbers in the cells, without a colour bar; hovering still shows the numbers. Raises ValueError where
+    `rows`, `columns` or `texts` do not match the shape of `values`.
     """
     shape = (len(values), len(values[0]) if values else 0)
     written = [["" if value is None else number(float(value)) for value in row] for row in values]
@@ -158,16 +159,17 @@ def heat(
     if shape != (len(rows), len(columns)):
         wanted = f"{len(rows)} rows and {len(columns)} columns"
         raise ValueError(f"expected values of {wanted}, got {shape[0]} and {shape[1]}")
-    # One limit on both sides, so that 0 is white.
-    largest = max((abs(value) for row in values for value in row if value is not None), default=0.0) or 1.0
+    given = [float(value) for row in values for value in row if value is not None]
+    largest = max(map(abs, given), default=0.0) or 1.0
+    is_one_sided = min(given, default=0.0) >= 0.0
     figure = _figure(title, x, y)
     figure.add_heatmap(
         z=[list(row) for row in values],
         x=[str(one) for one in columns],
         y=[str(one) for one in rows],
-        zmin=-largest,
+        zmin=0.0 if is_one_sided else -largest,  # one limit on both sides, so that 0 is white
         zmax=largest,
-        colorscale="RdBu_r",
+        colorscale="Reds" if is_one_sided else "RdBu_r",
         text=written if texts is None else [list(row) for row in texts],
         texttemplate="%{text}",
         customdata=written,

@@ -171,7 +171,7 @@ def build_engine(config: SandboxRun, model: ModelConfig, task: TextTask, defects
     return SandboxEngine(
         model,
         defects,
-        task.tokenizer.eos_id,
+        task.tokenizer.end_ids,
         numerics=of_precision(config.training.precision),
         prefixes=PrefixCache() if has_cache else None,
         kernels=config.kernels(),

@@ -179,7 +179,7 @@ def _scored(
     from scaled.cluster.transfer import Meter
 
     algorithm = config.algorithm.build()
-    engine = rollout_group(config, task.tokenizer.eos_id, places, Meter())
+    engine = rollout_group(config, task.tokenizer.end_ids, places, Meter())
     try:
         engine.load_weights(trainer.named_tensors(), version=0)
         for draw in range(num_seeds):

@@ -105,7 +105,7 @@ class Session:
     def engines(self) -> RolloutGroup:
         """The rollout engine."""
         lost = self.interruptions.engine_was_lost
-        return rollout_group(self.config, self.task.tokenizer.eos_id, self.places, self.meter, lost)
+        return rollout_group(self.config, self.task.tokenizer.end_ids, self.places, self.meter, lost)
 
     def _steps(self, training: TrainingGroup, rollout: RolloutGroup, progress: ProgressKind) -> None:
         config, folder = self.config, self.folder

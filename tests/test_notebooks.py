@@ -230,13 +230,15 @@ def test_routing_replay(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_prediction(shared_runs: Path) -> None:
-    """Cached routes go stale over the mini-steps; certificates never exceed what is so; both bounds hold."""
+    """Cached routes go stale over the mini-steps; a linear map explains a part of that; certificates never exceed what
+    is so; both bounds hold."""
     notebook = execute(PREDICTION, turn=True)
     agreement = lines_of(notebook, "agreement")
     assert set(agreement) == {
         "cached", "predicted", "gate's own drift", "linear map, same problems", "linear map, other problems",
     }  # fmt: skip
     assert agreement["cached"][0] > agreement["cached"][7]
+    assert agreement["linear map, same problems"][7] > agreement["cached"][7]
     same, best, lemma = lines_of(notebook, "lemma").values()
     assert all(lemma[n] <= best[n] <= same[n] for n in same)
     assert all(y <= x for name, points in lines_of(notebook, "regret").items() for x, y in points.items())
@@ -247,6 +249,8 @@ def test_prediction(shared_runs: Path) -> None:
     first, last = agreement["cached"][0], agreement["cached"][7]
     assert f"agreement {first:.4f} at n = 0, {last:.4f} at n = 7" in seen
     assert "the bounds hold" in seen and "Prop. B.1 holds" in seen
+    explained = {name: int(share) for name, share in re.findall(r"In hindsight, (.*): (-?\d+)% of the KL", seen)}
+    assert 0 < explained["linear map, other problems"] < explained["linear map, same problems"] <= 100
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ class CalculatorTask:
 
     def reward(self, prompt: Prompt, response: Response) -> float:
         """1.0 if the last turn ends, and the text after its last `#` equals the answer exactly; else 0.0."""
-        if int(response.tokens[-1]) != self.tokenizer.eos_id:
+        if int(response.tokens[-1]) not in self.tokenizer.end_ids:
             return 0.0
         _, mark, answer = self._last_turn(response).rpartition(MARK)
         return 1.0 if mark and answer == prompt.answer else 0.0

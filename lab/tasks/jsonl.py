@@ -23,7 +23,7 @@ import torch
 
 from lab.tasks.grading import grade
 from lab.tasks.problems import PROBLEM, ProblemRow, ProblemsConfig, read_problems
-from lab.tasks.tokenizers import HuggingFaceTokenizer, Tokenizer
+from lab.tasks.tokenizers import HuggingFaceTokenizer, Tokenizer, length_to_end
 from theory.contracts import Prompt, Response
 from theory.streams import derive_seed, stream
 
@@ -97,12 +97,11 @@ class ProblemTask:
 
 
 def _say_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
-    """A line on stderr where the template ends a turn with another token than the one that ends a response."""
+    """A line on stderr where the template ends a turn with a token that ends no response."""
     if (other := tokenizer.other_turn_end()) is not None:
         print(
-            f"chat_template: it ends an assistant's turn with {other}, and responses end at the tokenizer's end token "
-            "alone: a model that was taught the template goes on to max_tokens; make it the eos_token in "
-            "tokenizer_config.json",
+            f"chat_template: it ends an assistant's turn with {other}, at which no response ends: a model that was "
+            "taught the template goes on to max_tokens; add its id to eos_token_id in generation_config.json",
             file=sys.stderr,
         )
 
@@ -180,8 +179,8 @@ def prompt_of(problem: ProblemRow, config: ProblemsConfig, tokenizer: Tokenizer)
 
 def reward_of(prompt: Prompt, response: Response, tokenizer: Tokenizer) -> float:
     """1.0 if the text before the end token is equal to the answer by Math-Verify, else 0.0 (R3, App. K)."""
-    tokens, eos_id = response.tokens.tolist(), tokenizer.eos_id
-    return grade(tokenizer.decode(tokens[: tokens.index(eos_id)] if eos_id in tokens else tokens), prompt.answer)
+    tokens = response.tokens.tolist()
+    return grade(tokenizer.decode(tokens[: length_to_end(tokens, tokenizer)]), prompt.answer)
 
 
 @functools.lru_cache(maxsize=4)  # a batch may span the end of one epoch and the start of the next

@@ -36,7 +36,12 @@ class Tokenizer(Protocol):
 
     @property
     def eos_id(self) -> int:
-        """The id that ends a response."""
+        """The id that is written at the end of a response."""
+        ...
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids that end a response where a model samples them; `eos_id` comes first."""
         ...
 
     @property
@@ -73,6 +78,7 @@ class CharTokenizer:
 
     pad_id = 0
     eos_id = 1
+    end_ids = (1,)
 
     def __init__(self, alphabet: str) -> None:
         if not alphabet or len(set(alphabet)) < len(alphabet):
@@ -128,16 +134,25 @@ class CharTokenizer:
 
 def text_after(mark: str, ids: Sequence[int], tokenizer: Tokenizer) -> str | None:
     """The text between the last mark and the first end token; None where either is missing."""
-    if tokenizer.eos_id not in ids:
+    length = length_to_end(ids, tokenizer)
+    if length == len(ids):
         return None
-    _, found, text = tokenizer.decode(ids[: ids.index(tokenizer.eos_id)]).rpartition(mark)
+    _, found, text = tokenizer.decode(ids[:length]).rpartition(mark)
     return text if found else None
 
 
-class HuggingFaceTokenizer:
-    """A transformers tokenizer behind the interface; where it names no padding token, the end token pads."""
+def length_to_end(ids: Sequence[int], tokenizer: Tokenizer) -> int:
+    """The number of ids before the first one that ends a response; all of them where none does."""
+    return next((i for i, id in enumerate(ids) if id in tokenizer.end_ids), len(ids))
 
-    def __init__(self, tokenizer: Any, where: str) -> None:
+
+class HuggingFaceTokenizer:
+    """A transformers tokenizer behind the interface; where it names no padding token, the end token pads.
+
+    `end_ids` are those of the model's generation config, which end a response beside the tokenizer's own end token.
+    """
+
+    def __init__(self, tokenizer: Any, where: str, end_ids: Sequence[int] = ()) -> None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"{where}: expected a tokenizer with an end-of-sequence token, got one without")
         self._tokenizer = tokenizer
@@ -145,6 +160,7 @@ class HuggingFaceTokenizer:
         # Not the tokenizer's own vocab_size, which leaves out added tokens.
         self.vocab_size: int = len(tokenizer)
         self.eos_id: int = tokenizer.eos_token_id
+        self.end_ids = (self.eos_id, *(id for id in end_ids if id != self.eos_id))
         self.pad_id: int = self.eos_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         # Some tokenizers put a start token before every text (Mixtral), others none (Qwen3): ask, rather than assume.
         around: Sequence[int] = tokenizer.encode("", add_special_tokens=True)
@@ -185,7 +201,7 @@ class HuggingFaceTokenizer:
         return self.encode(written)
 
     def other_turn_end(self) -> str | None:
-        """The special token that the chat template writes after an assistant's text, if it is not the end token.
+        """The special token that the chat template writes after an assistant's text, if it is not an end token.
 
         A model that was taught the template ends its turns with it, and is not stopped there.
         """
@@ -196,7 +212,7 @@ class HuggingFaceTokenizer:
         except Exception:  # a template may refuse any messages, such as those without a system message
             return None
         after = self.encode(written.rpartition(text)[2])
-        if not after or after[0] == self.eos_id or after[0] not in self._tokenizer.added_tokens_decoder:
+        if not after or after[0] in self.end_ids or after[0] not in self._tokenizer.added_tokens_decoder:
             return None
         return self._tokenizer.convert_ids_to_tokens(after[0])
 
@@ -220,7 +236,26 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
         if fault := _config_fault(folder):  # transformers reads it to find the tokenizer's class
             raise ValueError(f"{folder / 'config.json'}: {fault}") from error
         raise ValueError(f"{folder}: expected a readable tokenizer, got: {first_line(error)}") from error
-    return HuggingFaceTokenizer(tokenizer, str(folder))
+    return HuggingFaceTokenizer(tokenizer, str(folder), _end_ids(folder / "generation_config.json", len(tokenizer)))
+
+
+def _end_ids(path: Path, vocab_size: int) -> list[int]:
+    """`eos_token_id` of a model's generation config, one id or several, at which vLLM and transformers end a response.
+
+    None where there is no such file; ValueError, in one line, where it cannot be read or has an id of no token.
+    """
+    if not path.is_file():
+        return []
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        ids = written.get("eos_token_id")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        raise ValueError(f"{path}: expected a JSON object, got a file that is none") from None
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    for id in ids:
+        if type(id) is not int or not 0 <= id < vocab_size:
+            raise ValueError(f"{path}: eos_token_id: expected ids in [0, {vocab_size}), got {str(id)[:40]}")
+    return ids
 
 
 def _config_fault(folder: Path) -> str:

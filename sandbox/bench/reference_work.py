@@ -145,7 +145,7 @@ class Sandbox:
 
     def ragged(self) -> Rollouts:
         """Responses of different lengths, which end at a stop token: the inputs of scoring and training."""
-        engine = SandboxEngine(MODEL, (), stop_token=STOP, kernels=self.model.kernels)
+        engine = SandboxEngine(MODEL, (), stop_tokens=(STOP,), kernels=self.model.kernels)
         engine.load_model(self.model, version=0)
         return engine.generate(self.prompts, self.work.sampling)
 
@@ -200,7 +200,7 @@ class Turns:
         self.work, self.task = work, ToolTalk(work)
         self.prompts = self.task.prompts(0, work.num_prompts)
         self.engine = SandboxEngine(
-            TURNS_MODEL, (), STOP, prefixes=PrefixCache() if has_cache else None, kernels=kernels
+            TURNS_MODEL, (), (STOP,), prefixes=PrefixCache() if has_cache else None, kernels=kernels
         )
         self.engine.load_model(MoE(TURNS_MODEL, stream(SEED, "bench-turns-model")), version=0)
 

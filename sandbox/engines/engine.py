@@ -49,7 +49,7 @@ class SandboxEngine:
         self,
         config: ModelConfig,
         defects: Sequence[Defect],
-        stop_token: int | None = None,
+        stop_tokens: Sequence[int] = (),
         dtype: torch.dtype = torch.float32,
         numerics: Numerics = EXACT,
         prefixes: PrefixCache | None = None,
@@ -57,7 +57,7 @@ class SandboxEngine:
     ):
         self.model = MoE(config, kernels=kernels).to(dtype)
         self.defects = tuple(defects)
-        self.stop_token = stop_token
+        self.stop_tokens = tuple(stop_tokens)
         self.base = numerics
         self.prefixes = prefixes
         self.version = -1
@@ -213,12 +213,12 @@ class SandboxEngine:
     ) -> Bool[Tensor, " A"]:
         """The responses that continue after their token t; records the lengths and ends of those that do not."""
         goes_on_A = running_A & (t + 1 < limits_B[active_A])
-        if self.stop_token is not None:
-            goes_on_A &= tokens_A != self.stop_token
+        is_end_A = sum((tokens_A == stop for stop in self.stop_tokens), torch.zeros_like(running_A))
+        goes_on_A &= ~is_end_A
         ended = (running_A & ~goes_on_A).nonzero()[:, 0]
         if len(ended) > 0:
             buffers.lengths_B[active_A[ended]] = t + 1
-            buffers.has_stopped_B[active_A[ended]] = tokens_A[ended] == self.stop_token  # False where it is None
+            buffers.has_stopped_B[active_A[ended]] = is_end_A[ended]
         return goes_on_A
 
     def _switched(

@@ -34,7 +34,7 @@ class Decodes(Protocol):
 
     model: MoE
     defects: tuple[Defect, ...]
-    stop_token: int | None
+    stop_tokens: tuple[int, ...]
 
     def numerics(self, seed: int) -> Numerics:
         """The arithmetic of one call."""
@@ -119,10 +119,10 @@ def walk(
 
 
 def _check(engine: Decodes, tree: PrefixTree, temperature: float) -> None:
-    end = tree.num_tokens - 1 if tree.has_end else None
-    expected, got = (engine.model.config.vocab_size, engine.stop_token), (tree.num_tokens, end)
+    ends = (tree.num_tokens - 1,) if tree.has_end else ()
+    expected, got = (engine.model.config.vocab_size, engine.stop_tokens), (tree.num_tokens, ends)
     if got != expected:
-        raise ValueError(f"expected a tree over (vocabulary, end token) {expected} as the engine's, got {got}")
+        raise ValueError(f"expected a tree over (vocabulary, end tokens) {expected} as the engine's, got {got}")
     for defect in engine.defects:
         is_switched = isinstance(defect, StaleWeights) and "prefill" in defect.breaks
         if is_switched or is_unscored(defect, temperature):

@@ -116,8 +116,8 @@ def exact_rollouts(model: MoE, tree: PrefixTree, prompt: Prompt, temperature: fl
 
 def rollout_engine(model: MoE, engine: EngineConfig, tree: PrefixTree) -> SandboxEngine:
     """The configured engine for the model's sizes and dtype and the tree's end token; it has no weights yet."""
-    stop_token = tree.num_tokens - 1 if tree.has_end else None
-    return SandboxEngine(model.config, engine.defects, stop_token, dtype=model.norm.dtype, kernels=model.kernels)
+    stop_tokens = (tree.num_tokens - 1,) if tree.has_end else ()
+    return SandboxEngine(model.config, engine.defects, stop_tokens, dtype=model.norm.dtype, kernels=model.kernels)
 
 
 def check_one_policy(engine: EngineConfig, staleness: str, temperature: float = 1.0) -> None:

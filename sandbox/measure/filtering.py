@@ -45,7 +45,7 @@ def filter_data(
         model = initial_model(config, open_task(config), progress)
     numerics = of_precision(config.training.precision)
     kernels = config.kernels()
-    engine = SandboxEngine(model.config, config.engine.defects, tokenizer.eos_id, numerics=numerics, kernels=kernels)
+    engine = SandboxEngine(model.config, config.engine.defects, tokenizer.end_ids, numerics=numerics, kernels=kernels)
     engine.load_model(model, version=0)
     block = config.algorithm.sampling
     sampling = Sampling(block.max_tokens, num_samples, block.temperature, config.seed)

@@ -76,8 +76,7 @@ def cold_start(
 def _train(
     model: MoE, task: DemonstratedTask, block: ColdStartBlock, limits: dict[str, int], report: Report | None
 ) -> dict[str, float]:
-    stop_token = task.tokenizer.eos_id
-    engine = SandboxEngine(model.config, (), stop_token)
+    engine = SandboxEngine(model.config, (), task.tokenizer.end_ids)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=block.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
@@ -92,7 +91,9 @@ def _train(
         demonstrations = [task.demonstration(p, draws, str(block.teacher)) for p in prompts]
         if update == 0:
             _check_fit(demonstrations, block, limits["max_tokens"])
-        masks = [sampled_tokens(task, p, d, stop_token) for p, d in zip(prompts, demonstrations, strict=True)]
+        masks = [
+            sampled_tokens(task, p, d, task.tokenizer.eos_id) for p, d in zip(prompts, demonstrations, strict=True)
+        ]
         loss = demonstration_loss(model, prompts, demonstrations, masks)
         if not torch.isfinite(loss):
             raise NonFiniteError(f"cold start: the loss of update {update} is {loss.item()}")

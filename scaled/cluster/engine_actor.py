@@ -135,7 +135,7 @@ class EngineActor(Worker):
 
 
 def build_vllm(
-    config_json: str, rollout: RolloutBlock, stop_token: int | None, features_under_graphs: bool = False
+    config_json: str, rollout: RolloutBlock, stop_tokens: Sequence[int], features_under_graphs: bool = False
 ) -> ClusterEngine:
     """A vLLM engine of the model with this config.json; it has no weights until some are pushed."""
     from scaled.vllm_engine.engine import VllmEngine
@@ -143,7 +143,7 @@ def build_vllm(
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config_json, encoding="utf-8")
         # The engine has a config.json of its own, so this one may go.
-        return VllmEngine(Path(folder), rollout, stop_token, features_under_graphs=features_under_graphs)
+        return VllmEngine(Path(folder), rollout, stop_tokens, features_under_graphs=features_under_graphs)
 
 
 __all__ = ["BuildEngine", "ClusterEngine", "EngineActor", "OneByOne", "build_vllm"]

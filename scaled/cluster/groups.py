@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def _model(config: ScaledRun) -> ModelBlock:
 
 
 def rollout_group(
-    config: ScaledRun, stop_token: int | None, places: Cluster, meter: Meter, lost: Lost | None = None
+    config: ScaledRun, stop_tokens: Sequence[int], places: Cluster, meter: Meter, lost: Lost | None = None
 ) -> RolloutGroup:
     """The rollout engine; its engines wait for weights. `lost` is called for each replaced one."""
     rollout = config.rollout
@@ -58,7 +59,7 @@ def rollout_group(
     in_graphs = not rollout.enforce_eager and config.algorithm.build().passes.rollout == "predicted"
     return RolloutGroup(
         places,
-        partial(build_vllm, config_json, rollout, stop_token, in_graphs),
+        partial(build_vllm, config_json, rollout, stop_tokens, in_graphs),
         rollout.num_engines,
         max_num_seqs=rollout.max_num_seqs,
         timeout_s=float(rollout.timeout_s),

@@ -45,7 +45,12 @@ class VllmEngine:
     """
 
     def __init__(
-        self, shape_folder: Path, rollout: RolloutBlock, stop_token: int | None, *, features_under_graphs: bool = False
+        self,
+        shape_folder: Path,
+        rollout: RolloutBlock,
+        stop_tokens: Sequence[int],
+        *,
+        features_under_graphs: bool = False,
     ):
         self.shape = load_shape(shape_folder)
         environment.prepare(rollout)
@@ -61,7 +66,7 @@ class VllmEngine:
         self.timeout_s = rollout.timeout_s
         self.version = -1
         self.num_packed_layers = 0
-        self._rollout, self._stop_token = rollout, stop_token
+        self._rollout, self._stop_tokens = rollout, tuple(stop_tokens)
         self._has_graph_features = features_under_graphs
         self._expected = quantize.sent(self.shape.weights(), rollout.precision)
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
@@ -167,7 +172,7 @@ class VllmEngine:
         requests = [Request(prompt, num_top=num_top) for prompt in prompts for _ in range(sampling.num_responses)]
         check_room([r.prompt for r in requests], limits, self._rollout.max_model_len)
         numbers = [b if sampling.draws else first_response + b for b in range(len(requests))]
-        params = [sampling_params(sampling, self._rollout, self._stop_token, n, num_top) for n in numbers]
+        params = [sampling_params(sampling, self._rollout, self._stop_tokens, n, num_top) for n in numbers]
         self._open(number, OpenPiece(requests, sampling, num_top), params)
 
     def sample(self, room: int = 0, most: int | None = None, steps: int | None = None) -> list[tuple[int, Rollouts]]:

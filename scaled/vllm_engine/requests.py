@@ -79,7 +79,7 @@ class Request:
 
 
 def sampling_params(
-    sampling: Sampling, rollout: RolloutBlock, stop_token: int | None, index: int, num_top: int = 0
+    sampling: Sampling, rollout: RolloutBlock, stop_tokens: Sequence[int], index: int, num_top: int = 0
 ) -> Any:
     """vLLM's parameters of response `index`, which draws from derive_seed(sampling.seed, "vllm", index).
 
@@ -106,8 +106,8 @@ def sampling_params(
     params = SamplingParams(
         max_tokens=max_tokens,
         seed=derive_seed(seed, "vllm", *names),
-        stop_token_ids=[] if stop_token is None else [stop_token],
-        ignore_eos=True,  # no token but `stop_token` ends a response
+        stop_token_ids=list(stop_tokens),
+        ignore_eos=True,  # no token but these ends a response
         detokenize=False,
         # 0 still gives the sampled token's own.
         logprobs=num_top,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tests.contracts import worlds
 from theory.contracts import RolloutEngine, Sampling
 from theory.routing.passes import RoutingPlan
 
-SAMPLING = Sampling(max_tokens=24, num_responses=3, seed=5, num_features=4)
+SAMPLING = Sampling(max_tokens=10, num_responses=8, seed=5, num_features=4)
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +31,21 @@ def rollouts(engine):
 
 
 def test_responses_are_grouped_and_well_formed(engine, rollouts):
-    """P x G responses, group-adjacent; they end at the stop token or at the limit, and say which."""
+    """P x G responses, group-adjacent; they end at the first stop token or at the limit, and say which."""
     assert isinstance(engine, RolloutEngine)
     prompts = worlds.prompts()
-    assert [r.prompt.id for r in rollouts.responses] == [p.id for p in prompts for _ in range(3)]
+    assert [r.prompt.id for r in rollouts.responses] == [p.id for p in prompts for _ in range(SAMPLING.num_responses)]
     for response in rollouts.responses:
         assert 1 <= len(response.tokens) <= SAMPLING.max_tokens
-        assert not (response.tokens[:-1] == worlds.STOP).any()
-        assert response.finish == ("stop" if response.tokens[-1] == worlds.STOP else "length")
+        assert not torch.isin(response.tokens[:-1], torch.tensor(worlds.STOPS)).any()
+        assert response.finish == ("stop" if int(response.tokens[-1]) in worlds.STOPS else "length")
         assert response.finish == "stop" or len(response.tokens) == SAMPLING.max_tokens
         assert response.is_response.all()
         assert (response.logp_mu <= 0).all()
     # A test over responses of one length would not see ragged ones go wrong.
     assert len({len(r.tokens) for r in rollouts.responses}) > 3
     assert {r.finish for r in rollouts.responses} == {"stop", "length"}
+    assert {int(r.tokens[-1]) for r in rollouts.responses if r.finish == "stop"} == set(worlds.STOPS)
 
 
 def test_record_has_one_row_an_input_token(rollouts):
@@ -56,8 +59,8 @@ def test_record_has_one_row_an_input_token(rollouts):
 
 def test_the_seed_names_the_draw(engine, rollouts):
     """The same seed gives the same bits, whether features are asked for or not, another seed other tokens."""
-    again = engine.generate(worlds.prompts(), Sampling(max_tokens=24, num_responses=3, seed=5))
-    other = engine.generate(worlds.prompts(), Sampling(max_tokens=24, num_responses=3, seed=6))
+    again = engine.generate(worlds.prompts(), Sampling(max_tokens=10, num_responses=8, seed=5))
+    other = engine.generate(worlds.prompts(), Sampling(max_tokens=10, num_responses=8, seed=6))
     assert worlds.same(rollouts, again)
     assert torch.equal(rollouts.experts.experts, again.experts.experts)
     assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(again.responses, other.responses, strict=True))
@@ -118,10 +121,10 @@ def test_only_engines_that_keep_the_link_equal_the_trainer(engine, rollouts, wei
 def test_exact_engine_is_batch_invariant(weights):
     """The exact engine gives a response the same tokens, log-probs and routes alone and in any batch."""
     engine = worlds.rollout_engine("exact", weights)
-    prompts = worlds.prompts(6)
-    together = engine.generate(prompts, SAMPLING)
+    prompts, sampling = worlds.prompts(6), replace(SAMPLING, max_tokens=24, num_responses=3)
+    together = engine.generate(prompts, sampling)
     for num in (1, 2, 5):
-        part = engine.generate(prompts[:num], SAMPLING)
+        part = engine.generate(prompts[:num], sampling)
         assert worlds.same(part, together.select(range(3 * num)))
         assert torch.equal(part.experts.experts, together.select(range(3 * num)).experts.experts)
 

@@ -31,6 +31,7 @@ from theory.streams import stream
 
 VOCABULARY = 13
 STOP = 1
+STOPS = (STOP, 7)  # as a model's generation config may name several
 
 DEFECTS: dict[str, tuple[Defect, ...]] = {
     "exact": (),
@@ -75,9 +76,9 @@ def model(seed: int = 0, **kwargs) -> MoE:
     return MoE(model_config(**kwargs), stream(seed, "contract-model"))
 
 
-def rollout_engine(name: str, weights: MoE) -> SandboxEngine:
+def rollout_engine(name: str, weights: MoE, stop_tokens: Sequence[int] = (STOP,)) -> SandboxEngine:
     """The engine of that name, holding the model's weights as version 0; what it withholds are another model's."""
-    engine = SandboxEngine(weights.config, DEFECTS[name], stop_token=STOP)
+    engine = SandboxEngine(weights.config, DEFECTS[name], stop_tokens=stop_tokens)
     if any(isinstance(defect, PartialWeights) for defect in DEFECTS[name]):
         engine.load_model(model(seed=1, num_experts=weights.config.num_experts), version=-1)
     engine.load_model(weights, version=0)
@@ -123,7 +124,7 @@ class EvenTokens:
 
 
 ROLLOUT_ENGINES: dict[str, Callable[[MoE], SandboxEngine]] = {
-    name: (lambda weights, name=name: rollout_engine(name, weights)) for name in DEFECTS
+    name: (lambda weights, name=name: rollout_engine(name, weights, STOPS)) for name in DEFECTS
 }
 
 

@@ -56,7 +56,8 @@ def test_a_turn_that_ends_with_another_token_is_said(
     end: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line on stderr where the template closes an assistant's turn with a special token that does not end responses:
-    as of a base model's tokenizer beside a chat template. Plain text closes nothing."""
+    as of a base model's tokenizer beside a chat template. Plain text closes nothing. No line where that token, too,
+    ends responses."""
     template = TEMPLATE.replace("]", end)
     tokenizer = chat_tokenizer(template, "<end>")
     config = JsonlConfig(
@@ -64,10 +65,13 @@ def test_a_turn_that_ends_with_another_token_is_said(
     )
     build(config, tokenizer)
     err = capsys.readouterr().err
-    assert ("ends an assistant's turn with <end>, and responses end" in err and err.count("\n") == 1) == (
+    assert ("ends an assistant's turn with <end>, at which no response ends" in err and err.count("\n") == 1) == (
         end == "<end>"
     )
     assert bool(err) == (end == "<end>")
+    tokenizer.end_ids += tuple(tokenizer.encode("<end>"))
+    build(config, tokenizer)
+    assert not capsys.readouterr().err
 
 
 def test_the_same_question_under_another_system_message_is_another_problem(tmp_path: Path) -> None:

@@ -68,11 +68,14 @@ def test_stacks_are_the_numbers() -> None:
 
 
 def test_heat_and_clouds_are_the_numbers() -> None:
-    """A map holds its values with 0 in the middle of its colours; a cloud's diagonal spans all of its points."""
+    """A map holds its values with 0 in the middle of its colours, or at their start if none is negative; a cloud's
+    diagonal spans all of its points."""
     figure = heat([[1.0, -3.0]], rows=["r"], columns=["p", "q"], **WORDS)
     assert (figure.data[0].z[0], figure.data[0].zmin, figure.data[0].zmax) == ([1.0, -3.0], -3.0, 3.0)
     assert list(figure.data[0].text[0]) == list(figure.data[0].customdata[0]) == ["1", "-3"]
+    assert figure.data[0].colorscale[0][1] != figure.data[0].colorscale[-1][1]
     figure = heat([[1.0, None]], rows=["r"], columns=["p", "q"], texts=[["+", ""]], **WORDS)
+    assert (figure.data[0].zmin, figure.data[0].zmax) == (0.0, 1.0)
     assert list(figure.data[0].text[0]) == ["+", ""] and list(figure.data[0].customdata[0]) == ["1", ""]
     with pytest.raises(ValueError, match=r"texts: expected 1 rows of 2, got \[1\]"):
         heat([[1.0, None]], rows=["r"], columns=["p", "q"], texts=[["+"]], **WORDS)

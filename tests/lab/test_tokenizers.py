@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from lab.tasks.tokenizers import CharTokenizer, Tokenizer, load_tokenizer
+from lab.tasks.tokenizers import CharTokenizer, Tokenizer, length_to_end, load_tokenizer, text_after
 
 CHAT = (
     "{% for m in messages %}<s>{{ m.role }}:{{ m.content }}</s>{% endfor %}"
@@ -116,6 +117,42 @@ def test_without_start_padding_and_template(tmp_path):
     assert tokenizer.pad_id == tokenizer.eos_id == 2
     with pytest.raises(ValueError, match=r"chat_template: .* without one"):
         tokenizer.chat("12")
+
+
+@pytest.mark.parametrize(
+    ("written", "ends"), [(2, (2,)), (200, (2, 200)), ([200, 2, 100], (2, 200, 100)), (None, (2,)), ([], (2,))]
+)
+def test_end_tokens_are_those_of_the_generation_config(written: object, ends: tuple[int, ...], tmp_path: Path) -> None:
+    """The tokenizer's own end token, which is the one that is written, and the model's: one, several or none."""
+    folder = Path(write_tokenizer(tmp_path, start=False, eos_token="</s>"))
+    assert load_tokenizer(folder).end_ids == (2,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": written, "top_k": 20}))
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.end_ids, tokenizer.eos_id) == (ends, 2)
+    one = tokenizer.encode("#1")
+    for end in ends:
+        assert text_after("#", (*one, end, *tokenizer.encode("#2")), tokenizer) == "1"
+    assert length_to_end(one, tokenizer) == len(one) and text_after("#", one, tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        ("{", "expected a JSON object"), ("[7]", "expected a JSON object"), ("[" * 10**5, "expected a JSON object"),
+        ('{"eos_token_id": [7, 259]}', "eos_token_id: expected ids in [0, 259), got 259"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id: expected ids in [0, 259), got </s>"),
+        ('{"eos_token_id": true}', "eos_token_id: expected ids in [0, 259), got True"),
+    ],
+)  # fmt: skip
+def test_a_broken_generation_config_is_one_line(written: str, fault: str, tmp_path: Path) -> None:
+    """A file that is no JSON object, and an id of no token: the file and what was expected, in one line."""
+    folder = Path(write_tokenizer(tmp_path, start=False, eos_token="</s>"))
+    (folder / "generation_config.json").write_text(written)
+    with pytest.raises(ValueError) as caught:
+        load_tokenizer(folder)
+    assert str(caught.value).startswith(f"{folder / 'generation_config.json'}: {fault}") and "\n" not in str(
+        caught.value
+    )
 
 
 def test_a_folder_without_a_tokenizer_is_one_line(tmp_path):

@@ -37,7 +37,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGES = ("image/png", "image/svg+xml")
-WIDTH, SCALE, COLOURS = 860, 1.5, 48
+WIDTH, SCALE, COLOURS = 860, 1.5, 256
 """A stored figure: CSS pixels, device pixels for each, and colours of its palette."""
 
 # Chromium draws every figure; the dumped page then holds each as a PNG in base64.
@@ -117,7 +117,7 @@ def with_times(page: str) -> str:
 
 
 def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Each figure as a PNG of few colours. RuntimeError without Chromium, or if it draws too few figures."""
+    """Each figure as a PNG with a palette. RuntimeError without Chromium, or if it draws too few figures."""
     browser = next(
         (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
     )
@@ -139,7 +139,7 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 def small(png: bytes) -> bytes:
-    """The PNG with a palette of few colours, in which the lines keep their exact colours, however thin they are."""
+    """The PNG with a palette, in which the lines keep their exact colours, however thin they are."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
     others = image.quantize(COLOURS - len(PALETTE)).getpalette() or []

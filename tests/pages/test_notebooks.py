@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -90,6 +91,17 @@ def test_a_small_picture_keeps_the_inks() -> None:
     assert [found.getpixel((n, n)) for n in range(len(PALETTE))] == [
         image.getpixel((n, n)) for n in range(len(PALETTE))
     ]
+
+
+def test_a_small_picture_keeps_the_shades_of_a_map() -> None:
+    """Shades on both sides of white stay what they are: none becomes the ink of a line that is near."""
+    shades = np.array(
+        [[int(1.02 * n), int(2.55 * n), 255] for n in range(100)] + [[255, 255 - n, 255 - n] for n in range(255)]
+    )
+    pixels = np.repeat(shades[None], 40, axis=0).astype(np.uint8)
+    Image.fromarray(pixels).save(png := io.BytesIO(), "PNG")
+    found = np.asarray(Image.open(io.BytesIO(small(png.getvalue()))).convert("RGB")).astype(int)
+    assert np.abs(found - pixels).max() <= 8
 
 
 @each_notebook

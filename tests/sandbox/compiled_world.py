@@ -52,7 +52,7 @@ def copy_of(weights: MoE, kernels=COMPILED) -> MoE:
 
 def engine(weights: MoE, **options) -> SandboxEngine:
     """The exact engine with the model's weights and kernels."""
-    made = SandboxEngine(weights.config, (), worlds.STOP, kernels=weights.kernels, **options)
+    made = SandboxEngine(weights.config, (), (worlds.STOP,), kernels=weights.kernels, **options)
     made.load_model(weights, version=0)
     return made
 

@@ -101,7 +101,7 @@ def build_engine(
     """An engine actor's builder, for the model in `folder` or the contract suite's; a `functools.partial` of it."""
     torch.set_num_threads(1)
     config = worlds.model_config() if folder is None else load(folder).config
-    engine = ShareEngine(config, worlds.DEFECTS[defects], stop_token=worlds.STOP)
+    engine = ShareEngine(config, worlds.DEFECTS[defects], stop_tokens=(worlds.STOP,))
     engine.hold, engine.asked = hold, asked
     return engine
 

@@ -34,7 +34,7 @@ class Watched(ShareEngine):
     """An engine that remembers when it sampled, and from what."""
 
     def __init__(self) -> None:
-        super().__init__(worlds.model_config(), worlds.DEFECTS["exact"], stop_token=worlds.STOP)
+        super().__init__(worlds.model_config(), worlds.DEFECTS["exact"], stop_tokens=(worlds.STOP,))
         self.events: list[tuple[str, int]] = []
 
     def load_weights(self, named_tensors, version: int) -> None:

@@ -58,7 +58,7 @@ def test_a_run_of_turns_is_that_of_one_process(model: Path, in_session: None, tm
     folder = scaled.run.run(cut, progress="none")
     assert all(0 < row["timing_s/turn"] < row["timing_s/step"] for row in folder.metrics()[1:])
     algorithm, task, weights = cut.algorithm.build(), build_task(cut.task), load_model(model)
-    rollout = SandboxEngine(weights.config, worlds.DEFECTS["weights-bf16"], stop_token=worlds.STOP)
+    rollout = SandboxEngine(weights.config, worlds.DEFECTS["weights-bf16"], stop_tokens=(worlds.STOP,))
     trainer = SandboxTrainingEngine(weights, algorithm.optimizer)
     hand_over(algorithm, rollout, trainer, version=0)
     for step, row in enumerate(folder.metrics()[1:]):

@@ -36,7 +36,7 @@ PRECISIONS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _vllm_sizes():
-    """The suite's model in widths that vLLM's kernels take; its vocabulary and stop token stay the suite's."""
+    """The suite's model in widths that vLLM's kernels take; its vocabulary and stop tokens stay the suite's."""
     with pytest.MonkeyPatch.context() as patch:
         config = vllm_world.model_config(dense_layers=())
         patch.setattr(worlds, "model_config", lambda **_: replace(config, vocab_size=worlds.VOCABULARY))
@@ -51,7 +51,7 @@ def weights(_vllm_sizes):
 @pytest.fixture(scope="module", params=PRECISIONS)
 def engine(request, weights, tmp_path_factory):
     precision = PRECISIONS[request.param]
-    made = vllm_world.engine(weights, tmp_path_factory.mktemp("shape"), precision)
+    made = vllm_world.engine(weights, tmp_path_factory.mktemp("shape"), precision, worlds.STOPS)
     load = made.load_weights
     # The contract's weights are the trainer's; a RolloutGroup has the ranks quantise them before an engine sees them.
     made.load_weights = lambda named, version: load(quantised(named, precision), version)

@@ -46,7 +46,7 @@ def one_global_step_agrees_in(folder: Path, mode: str, **changes: Any) -> None:
     results = []
     for engine in (OneRank(folder, recipe), sandbox_engine(folder, recipe)):
         model = checkpoint.load(folder)
-        mu = SandboxEngine(model.config, (RouterNoise(std=0.3),), stop_token=1)
+        mu = SandboxEngine(model.config, (RouterNoise(std=0.3),), stop_tokens=(1,))
         mu.load_model(model, version=0)
         first = global_step(0, recipe, mu, engine, EvenTokens(), seed=4)
         result = global_step(1, recipe, mu, engine, EvenTokens(), seed=4) if recipe.passes.trains_predictor else first

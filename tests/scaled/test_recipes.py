@@ -215,7 +215,7 @@ def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
     for is_eager in (False, True):
         rollout = config.rollout.model_copy(update={"enforce_eager": is_eager})
         changed = config.model_copy(update={"model": model, "rollout": rollout})
-        groups.rollout_group(changed, 1, object.__new__(Cluster), Meter()).build()._check_ready(sampling)
+        groups.rollout_group(changed, (1,), object.__new__(Cluster), Meter()).build()._check_ready(sampling)
 
 
 def test_comments_cite_every_printed_number():

@@ -42,7 +42,7 @@ def test_an_engine_in_an_actor_is_the_model(
     rollout, model = RolloutBlock(**world.SMALL | fields), world.model()
     save(model, tmp_path / "model")
     config_json = (tmp_path / "model" / "config.json").read_text()
-    build = partial(build_vllm, config_json, rollout, world.STOP, not rollout.enforce_eager)
+    build = partial(build_vllm, config_json, rollout, (world.STOP,), not rollout.enforce_eager)
     with ray_cluster.cluster(cluster_world.config(1, 1), tmp_path) as places:
         engines = RolloutGroup(
             places, build, 1, max_num_seqs=rollout.max_num_seqs, timeout_s=600.0, max_restarts=0, bucket_bytes=2**20
@@ -77,7 +77,7 @@ def test_pieces_over_two_engines_change_no_bit(tmp_path: Path, monkeypatch: pyte
     model = world.model()
     save(model, tmp_path / "model")
     build = partial(
-        build_vllm, (tmp_path / "model" / "config.json").read_text(), RolloutBlock(**world.SMALL), world.STOP
+        build_vllm, (tmp_path / "model" / "config.json").read_text(), RolloutBlock(**world.SMALL), (world.STOP,)
     )
     sampling, found = Sampling(max_tokens=16, num_responses=4, seed=5, num_features=3), []
     with ray_cluster.cluster(cluster_world.config(1, 2), tmp_path) as places:

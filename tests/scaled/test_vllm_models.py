@@ -50,7 +50,7 @@ def test_what_vllm_would_compute_otherwise_is_refused(tmp_path):
     olmoe = replace(world.model_config(), **MODELS["OLMoE"] | {"norm_eps": 1e-6})
     (tmp_path / "config.json").write_text(json.dumps(config_fields(olmoe.shape())))
     with pytest.raises(ValueError, match=r"rms_norm_eps: vLLM computes OLMoE with 1e-05 .* got 1e-06"):
-        VllmEngine(tmp_path, RolloutBlock(), world.STOP)
+        VllmEngine(tmp_path, RolloutBlock(), (world.STOP,))
     moonlight = load_shape("nowhere", "moonlight-16b-a3b")
     with pytest.raises(ValueError, match=r"without latent attention on a CPU .* got deepseek_v3"):
         environment.check_model(moonlight, is_cpu=True)
@@ -61,8 +61,8 @@ def test_official_routes_without_triton_are_refused(tmp_path):
     """`routes: official` where vLLM cannot return routes is an error, never a silent capture; no weights, no tokens."""
     save(world.model(), tmp_path)
     with pytest.raises(ValueError, match=r"rollout.routes: official needs a Triton that runs on this platform"):
-        VllmEngine(tmp_path, RolloutBlock(routes="official"), world.STOP)
-    engine = VllmEngine(tmp_path, RolloutBlock(max_model_len=64, kv_cache_gib=0.05), world.STOP)
+        VllmEngine(tmp_path, RolloutBlock(routes="official"), (world.STOP,))
+    engine = VllmEngine(tmp_path, RolloutBlock(max_model_len=64, kv_cache_gib=0.05), (world.STOP,))
     with pytest.raises(RuntimeError, match="expected weights to have been loaded, got none"):
         engine.generate(world.prompts((3,)), Sampling(max_tokens=4))
     folder = engine._folder

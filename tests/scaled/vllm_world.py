@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,20 @@ def model(seed: int = 0, dense_layers: tuple[int, ...] = (1,)) -> MoE:
     return MoE(model_config(dense_layers), stream(seed, "vllm-model"))
 
 
-def engine(weights: MoE, folder: Path, precision: PrecisionBlock | None = None, **rollout: Any) -> VllmEngine:
+def engine(
+    weights: MoE,
+    folder: Path,
+    precision: PrecisionBlock | None = None,
+    stop_tokens: Sequence[int] = (STOP,),
+    **rollout: Any,
+) -> VllmEngine:
     """A vLLM engine that holds the model's weights as version 0; float32 unless `precision` says else.
 
     `folder` gets the model's config.json. The engine must be closed before another is made in this process.
     """
     save(weights, folder)
     block = RolloutBlock(**SMALL | ({} if precision is None else {"precision": precision}) | rollout)
-    made = VllmEngine(folder, block, STOP)
+    made = VllmEngine(folder, block, stop_tokens)
     made.load_weights(quantised(to_hf(weights), block.precision), version=0)
     return made
 

@@ -81,7 +81,7 @@ def minibatches(mode: str, noise: float = 0.03) -> list[Cell]:
         preset("minirl"), mode=mode, num_prompts=6, num_responses=4, num_minibatches=3, max_tokens=8,
     )  # fmt: skip
     trainer = worlds.training_engine(weights, learning_rate=4e-4)
-    rollout = SandboxEngine(weights.config, (RouterNoise(std=noise),), stop_token=worlds.STOP)
+    rollout = SandboxEngine(weights.config, (RouterNoise(std=noise),), stop_tokens=(worlds.STOP,))
     hand_over(algorithm, rollout, trainer, version=0)
     collected = collect(0, algorithm, rollout, worlds.EvenTokens(), seed=5)
     old = old_pass(0, algorithm, trainer, collected, seed=5)
@@ -189,7 +189,7 @@ def enumerated(mode: str, noise: float) -> tuple[MoE, Rollouts, OldPass]:
     if trainer.predictor is not None:
         for number, parameter in trainer.predictor.parameters.items():
             parameter.data.normal_(0, 0.2, generator=stream(0, "predictor", number))
-    engine = SandboxEngine(model.config, (RouterNoise(std=noise),) if noise else (), stop_token=3)
+    engine = SandboxEngine(model.config, (RouterNoise(std=noise),) if noise else (), stop_tokens=(3,))
     hand_over(algorithm, engine, trainer, version=0)
     rollouts = engine.enumerate(PROMPT, TREE)
     rewards = torch.tensor([[reward(r.tokens) for r in rollouts.responses]])

@@ -15,7 +15,7 @@ from theory.routing.passes import RoutingPlan
 def discrepancy(*defects: Defect, versions: int = 1) -> float:
     """k3 KL(mu || old) of an engine with these defects, on 16 responses of the contract model."""
     *older, weights = [worlds.model()] if versions == 1 else trained(versions)
-    engine = worlds.SandboxEngine(weights.config, defects, stop_token=worlds.STOP)
+    engine = worlds.SandboxEngine(weights.config, defects, stop_tokens=(worlds.STOP,))
     for version, model in enumerate([*older, weights]):
         engine.load_model(model, version)
     rollouts = engine.generate(worlds.prompts(4), Sampling(max_tokens=16, num_responses=4, seed=9))

@@ -109,7 +109,7 @@ class World:
 
     def engine(self, *defects: Defect, numerics: Numerics = EXACT) -> Watched:
         options = {"numerics": numerics, "kernels": self.now.kernels}
-        engine = Watched(self.now.config, defects, stop_token=worlds.STOP, **options)
+        engine = Watched(self.now.config, defects, stop_tokens=(worlds.STOP,), **options)
         engine.load_model(self.before, version=3)
         engine.load_model(self.now, version=4)
         return engine
@@ -211,7 +211,7 @@ def test_an_fp8_trainer_is_an_fp8_engine(world, precision):
     trainer = worlds.training_engine(world.now, numerics=fp8)
     plan, is_same = RoutingPlan("natural"), {}
     for name, defects in {"fp8": (WeightPrecision(), ActivationPrecision()), "exact": ()}.items():
-        engine = SandboxEngine(world.now.config, defects, worlds.STOP, numerics=of_precision(precision))
+        engine = SandboxEngine(world.now.config, defects, (worlds.STOP,), numerics=of_precision(precision))
         engine.load_model(world.now, version=0)
         rollouts = engine.generate(worlds.prompts(), SAMPLING)
         batch = rollouts.padded()

@@ -31,7 +31,7 @@ what would be (the other formats of the contract suite repeat themselves for the
 
 def engine_of(defects: Sequence[Defect], weights: MoE, prefixes: PrefixCache | None) -> SandboxEngine:
     """An engine with these defects; stale weights have a set before them to sample from."""
-    engine = SandboxEngine(weights.config, defects, worlds.STOP, prefixes=prefixes)
+    engine = SandboxEngine(weights.config, defects, (worlds.STOP,), prefixes=prefixes)
     if any(isinstance(defect, StaleWeights) for defect in defects):
         engine.load_weights(to_hf(model(seed=1)), version=0)
     engine.load_model(weights, version=1)
@@ -165,7 +165,7 @@ def test_prompts_that_share_a_part_in_tight_positions() -> None:
     asked = [*cut, Prompt("new", (base[0] % 10 + 3, 4, 4, 4), ""), Prompt("far", base[:2] + base[:17], "")]
     sampling = Sampling(max_tokens=4, num_responses=2, seed=1, num_features=2)
     cache = Counting()
-    engines = [SandboxEngine(config, (), worlds.STOP, prefixes=c) for c in (None, cache)]
+    engines = [SandboxEngine(config, (), (worlds.STOP,), prefixes=c) for c in (None, cache)]
     for engine in engines:
         engine.load_model(weights, version=0)
         engine.generate(seen, sampling)

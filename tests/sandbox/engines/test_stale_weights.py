@@ -17,7 +17,7 @@ from theory.routing.passes import RoutingPlan
 def test_stale_engines_say_the_version_they_sample_from(k, expected):
     """After hand-over n the engine samples with, and says, version max(0, n - k), to the bits of an exact engine."""
     models = trained(4)
-    engine = worlds.SandboxEngine(models[0].config, (StaleWeights(versions=k),), stop_token=worlds.STOP)
+    engine = worlds.SandboxEngine(models[0].config, (StaleWeights(versions=k),), stop_tokens=(worlds.STOP,))
     sampling = Sampling(max_tokens=4, num_responses=2, seed=1)
     for version, model in enumerate(models):
         engine.load_model(model, version)
@@ -33,7 +33,7 @@ def test_a_switch_changes_what_comes_after_it(cache):
     """Tokens before the switch have the old weights' bits; after it, with its own cache, the newest weights'."""
     models, T, switch = trained(2), 12, 5
     engine = worlds.SandboxEngine(
-        models[0].config, (StaleWeights(versions=1, switch_at=switch / T, cache=cache),), stop_token=worlds.STOP
+        models[0].config, (StaleWeights(versions=1, switch_at=switch / T, cache=cache),), stop_tokens=(worlds.STOP,)
     )
     for version, model in enumerate(models):
         engine.load_model(model, version)

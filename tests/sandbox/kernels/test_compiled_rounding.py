@@ -81,7 +81,7 @@ _VERSIONS = functools.cache(lambda name: [model(name, seed=version) for version 
 
 def engine(name: str, kernels, *defects: Defect, numerics: Numerics = EXACT) -> SandboxEngine:
     """An engine of the named model with these kernels, which was handed two versions."""
-    made = SandboxEngine(MODELS[name], defects, worlds.STOP, kernels=kernels, numerics=numerics)
+    made = SandboxEngine(MODELS[name], defects, (worlds.STOP,), kernels=kernels, numerics=numerics)
     for version, weights in enumerate(_VERSIONS(name)):
         made.load_model(weights, version)
     return made

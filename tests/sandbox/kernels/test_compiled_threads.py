@@ -86,7 +86,7 @@ def test_an_engine_that_rounds_has_the_same_bits_on_any_number_of_threads():
     """Roundings of activations and caches, router noise between the halves of a layer: equal on 1, 2 and 3 threads."""
     weights = model("qwen3")
     defects = [chain.BROKEN[name] for name in ("activations-fp8", "cache-fp8", "router-noise")]
-    rolls = SandboxEngine(weights.config, defects, worlds.STOP, kernels=COMPILED)
+    rolls = SandboxEngine(weights.config, defects, (worlds.STOP,), kernels=COMPILED)
     rolls.load_model(weights, version=0)
 
     def sampled() -> list[Tensor]:

@@ -91,7 +91,7 @@ def by_hand(model: Path, lines: list[str], num_samples: int) -> list[float]:
     """The rates by a loop of our own: an FP8 engine, one problem at a time, graded from the text."""
     tokenizer = load_tokenizer(model)
     ours = load(model)
-    engine = SandboxEngine(ours.config, (WeightPrecision(),), tokenizer.eos_id)
+    engine = SandboxEngine(ours.config, (WeightPrecision(),), tokenizer.end_ids)
     engine.load_model(ours, version=0)
     rates = []
     for line in lines:

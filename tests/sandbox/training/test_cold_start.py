@@ -76,7 +76,7 @@ def test_a_model_writes_like_its_teacher(tmp_path):
     prompts = task.prompts(9, 64)
     for teacher in forms:
         model = taught(teacher=teacher)
-        engine = SandboxEngine(model.config, (), task.tokenizer.eos_id)
+        engine = SandboxEngine(model.config, (), task.tokenizer.end_ids)
         engine.load_model(model, version=0)
         texts = [task.tokenizer.decode(r.tokens.tolist()) for r in engine.generate(prompts, Sampling(16)).responses]
         shares = {name: sum(bool(re.fullmatch(form, text)) for text in texts) / 64 for name, form in forms.items()}

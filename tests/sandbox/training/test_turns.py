@@ -47,7 +47,7 @@ def learner_of(recipe: Algorithm) -> SandboxTrainingEngine:
 
 
 def engine_of(name: str = "exact") -> SandboxEngine:
-    engine = SandboxEngine(model().config, worlds.DEFECTS[name], worlds.STOP, prefixes=PrefixCache())
+    engine = SandboxEngine(model().config, worlds.DEFECTS[name], (worlds.STOP,), prefixes=PrefixCache())
     engine.load_model(model(), version=0)
     return engine
 
