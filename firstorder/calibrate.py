@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from firstorder.defects import refuse_own
 from firstorder.options import Debug, SandboxConfig, require_folder_of
+from lab.config.load import ConfigError
 
 
 def calibrate(
@@ -21,8 +23,9 @@ def calibrate(
     """Fit the sandbox's engine to a trace: its KL, its F(tau) and its differing routers, jointly.
 
     The model of CONFIG is taught its task (from the cache) or opened (`--model.path FOLDER --cold_start null`); any
-    field of the config can be set here. The dials are the format of the weights and the noise on router logits and on
-    next-token logits. Prints the engine block, each figure beside the trace's, and the quality of the fit.
+    field of the config but engine.defects, num_steps and algorithm.replay can be set here. The dials are the format of
+    the weights and the noise on router logits and on next-token logits. Prints the engine block, each figure beside the
+    trace's, and the quality of the fit.
 
     \b
     Examples:
@@ -38,9 +41,15 @@ def calibrate(
     # All words again, as in `train`: an option before TRACE is parsed as TRACE.
     trace, rest = split([trace, config, *context.args])
     path, overrides = split(rest, "CONFIG, the file of a run")
+    refuse_own(overrides, "calibrate")
     run_config = sandbox_run(path, overrides)
     require_folder_of("--out", out)
     known = load_trace(Path(trace))
+    temperature = run_config.algorithm.sampling.temperature
+    if known.temperature is not None and known.temperature != temperature:
+        raise ConfigError(
+            f"algorithm.sampling.temperature: expected the trace's {known.temperature:g}, got {temperature:g}"
+        )
     # Slow to import, hence after all checks of the options.
     from sandbox.measure.calibrate import Calibration, target_of
     from sandbox.measure.defect_table import Bench

@@ -207,6 +207,8 @@ def _check_options(paths: Sequence[Path], out: Path | None, old: Path | None, mo
     folders = [path for path in paths if path.is_dir()]
     if out is not None and folders and len(paths) > 1:
         raise ConfigError(f"--out: expected one folder, or traces alone, got {folders[0]} among {len(paths)} paths")
+    if old is not None and len(paths) > 1:
+        raise ConfigError(f"--old: expected one dump beside it, got {len(paths)}")
     if old is not None and folders:
         raise ConfigError(f"--old: expected one file beside a dump of one step, got the folder {folders[0]}")
     if model is not None and folders and not has_no_experts(model):
@@ -223,6 +225,8 @@ def _failing(text: str) -> set[str]:
         return set(known) if text == "any" else set()
     names = [name.strip() for name in text.split(",")]
     for name in names:
+        if name in ("any", "none"):
+            raise ConfigError(f"--fail-on: expected {name} alone, got {text!r}")
         if name not in known:
             raise ConfigError(f"--fail-on: {name!r} is no cause{did_you_mean(name, ['any', 'none', *known])}")
     return set(names)

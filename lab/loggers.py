@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.extras import how_to_install
 from lab.files import RecordError, append_bytes, append_line, atomic_write, disk_errors, whole_lines
 from lab.lightning import Logger
 
@@ -28,7 +29,7 @@ def build_loggers(names: Sequence[str], run_name: str, folder: Path, first: int)
             loggers.append(_logger(name, run_name, folder, first))
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"logging.loggers: {name} is not installed (pip install 'firstorder[loggers]'): {error}"
+                f"logging.loggers: {name} is not installed ({how_to_install('loggers')}): {error}"
             ) from None
     return loggers
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from lab.extras import how_to_install
 from lab.hf import ModelShape
 from lab.tasks import TextTask, check_vocabulary
 from lab.tasks import build as build_task
@@ -90,8 +91,8 @@ def installed() -> dict[str, str]:
         # Only the first part: find_spec of a dotted name imports its parents.
         if importlib.util.find_spec(module.partition(".")[0]) is None:
             raise ValueError(
-                f"backend: scaled needs {module}, which is not installed (pip install 'firstorder[scaled]', or "
-                f"'firstorder[scaled-cpu]' without a GPU)"
+                f"backend: scaled needs {module}, which is not installed ({how_to_install('scaled')}; without a "
+                f"GPU scaled-cpu)"
             )
     return versions
 

@@ -45,10 +45,11 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
     frame = at_level(frame, "asked_staleness", staleness)
     # Engines without a dial get levels only afterwards: the sentences are of the middle level, which one alone has.
     said = sentences(config, frame)
+    is_measured = bool(frame["asked_discrepancy"].isna().any())
     frame = _with_levels(frame)
     table = ratios(frame, first, second)
     text = [
-        f"# {first} against {second}: which gradient is less biased, and where this changes",
+        f"# {first} against {second}{_kind(frame)}: which gradient is less biased, and where this changes",
         "The policy mu that samples is not quite the policy pi that is trained, so every objective's gradient is "
         f"biased. This page says when that of `{first}` is less biased than that of `{second}` (formulas under "
         "*Design*), for small random policies, all of whose responses are enumerated.",
@@ -57,7 +58,21 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         "here is typed by hand. [audit.md](audit.md) explains the columns, `theory/exact/decomposition.py` has proofs "
         "about these weights.",
         "## Design",
-        _setup(config, frame, staleness),
+        _setup(config, frame, staleness, is_measured),
+        *_comparison(table, first, second),
+        "## All objectives at the longest responses",
+        "Median bias over policies by KL(mu || old) per token, nats; `at n`: the error from bias and variance of n "
+        "responses at the middle distance.",
+        *_biases(frame),
+    ]
+    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
+
+
+def _comparison(table: pd.DataFrame, first: str, second: str) -> list[str]:
+    """The sections that have the ratios; none where there is no ratio."""
+    if table.empty:
+        return []
+    return [
         "## By length and distance",
         f"Median of bias({first}) / bias({second}) at the shortest and the longest responses, and at the smallest and "
         "the largest distance:",
@@ -70,12 +85,7 @@ def study(config: AuditConfig, frame: pd.DataFrame) -> str:
         f"The shortest length from which the median ratio stays at 1 or more, with KL(mu || pi) of a whole response "
         f"there; a dash if {first} still has less bias than {second} at the longest responses.",
         _turns(table),
-        "## All objectives at the longest responses",
-        "Median bias over policies by KL(mu || old) per token, nats; `at n`: the error from bias and variance of n "
-        "responses at the middle distance.",
-        *_biases(frame),
     ]
-    return "\n\n".join(part.rstrip("\n") for part in text) + "\n"
 
 
 def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
@@ -88,13 +98,19 @@ def _with_levels(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
+def _kind(frame: pd.DataFrame) -> str:
+    """The words in the title that tell a study of MoE policies from one of others."""
+    return " on a MoE" if all(policy.startswith("moe") for policy in distinct(frame, "policy")) else ""
+
+
+def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float, is_measured: bool) -> str:
     lengths = ", ".join(map(str, distinct(frame, "length")))
     levels = ", ".join(number(level) for level in _levels(frame))
     kinds = "; ".join(f"{key['policy']}, {key['engine']}" for key, _ in parts(frame, ["policy", "engine"]))
+    where_measured = " (medians of each engine over all lengths)" if is_measured else ""
     what = (
         f"Policies: {kinds}. {len(distinct(frame, 'seed'))} random ones of each kind and length T = {lengths}, at "
-        f"KL(mu || old) = {levels} and KL(old || pi) = {number(staleness)} nats per token, rewards "
+        f"KL(mu || old) = {levels}{where_measured} and KL(old || pi) = {number(staleness)} nats per token, rewards "
         f"{', '.join(config.rewards)}. Objectives:"
     )
     return "\n".join([what, "", *(f"- `{one.name}`: {one.build().formula}" for one in config.objectives)])
@@ -102,6 +118,9 @@ def _setup(config: AuditConfig, frame: pd.DataFrame, staleness: float) -> str:
 
 def _raises(table: pd.DataFrame, first: str, second: str) -> Iterator[str]:
     """A sentence for each case in which the first objective has more bias, with an interval above 1 somewhere."""
+    if table.empty:
+        yield f"{first} and {second} are not compared: no policies that both are for have a gap between mu and pi."
+        return
     sure = where(table, numbers(table, "low") > 1)
     if sure.empty:
         yield f"In no cell does {first} have more bias than {second} with an interval above 1."

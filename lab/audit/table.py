@@ -175,9 +175,9 @@ def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     """bias(first) / bias(second) per policy, then its median and interval: a row per case and level.
 
     Below 1, the first objective has less. The ratio to an exact objective is infinite, that of two such ones 1. Levels
-    without a gap, where all objectives may be exact, have no row.
+    without a gap, where all objectives may be exact, have no row; neither have those that lack one of the objectives.
     """
-    rows = []
+    rows, distances = [], ("kl_mu_pi", "kl_sequence")
     gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)
     for place, part in parts(gaps, [*CASE, *LEVEL]):
         # By seed, so that the division pairs the biases of one policy.
@@ -187,8 +187,9 @@ def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
         # Medians and bootstrap on the log scale, where swapping the two objectives only flips the sign.
         found = interval(_log_ratios(above, below), first, second, *map(str, place.values()))
         place |= {"ratio": _exp(found.median), "low": _exp(found.low), "high": _exp(found.high)}
-        rows.append(place | {name: float(np.median(numbers(above, name))) for name in ("kl_mu_pi", "kl_sequence")})
-    return pd.DataFrame(rows)
+        rows.append(place | {name: float(np.median(numbers(above, name))) for name in distances})
+    # Named, because a table without rows has its columns, too.
+    return pd.DataFrame(rows, columns=[*CASE, *LEVEL, "ratio", "low", "high", *distances])
 
 
 FAR = 1e6

@@ -1,10 +1,11 @@
 """The dataframe of a flow: its columns, the ends of its runs, means over problems with their intervals, and tables.
 
-The unit is the problem: an interval is a 95% bootstrap interval of a mean over problems.
+The unit is the problem: an interval is a 95% bootstrap interval of a mean over problems; one problem has none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ COLUMNS: dict[str, str] = {
     "level": "its dial: KL(mu || pi) of the first policy in nats per token, or the scale",
     "objective": "label of the objective",
     "N": "updates per rollout",
-    "B": "responses whose noise an update has; inf (null in JSON) for none",
+    "B": "responses whose noise an update has; inf for none",
     "update": "updates made before this row",
     "optimum": "the largest J of any policy",
     **trajectory.COLUMNS,
@@ -41,7 +42,7 @@ CELL = ("error", "kind", "level", "objective", "N", "B")
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean over problems with its 95% bootstrap interval."""
+    """A mean over problems with its 95% bootstrap interval; of one problem the mean alone, which is both ends."""
 
     mean: float
     low: float
@@ -49,12 +50,13 @@ class MeanInterval:
     num: int
 
     def __str__(self) -> str:
-        return f"{number(tidy(self.mean))} [{number(tidy(self.low))}, {number(tidy(self.high))}]"
+        span = f" [{number(tidy(self.low))}, {number(tidy(self.high))}]" if self.num > 1 else ""
+        return f"{number(tidy(self.mean))}{span}"
 
     @property
     def leaves_out_0(self) -> bool:
-        """Whether 0 lies outside the interval."""
-        return self.low > 0 or self.high < 0
+        """Whether 0 lies outside the interval; not where there is none."""
+        return self.num > 1 and (self.low > 0 or self.high < 0)
 
 
 def interval(values: NDArray[np.float64], *names: str | int) -> MeanInterval:
@@ -94,6 +96,11 @@ def of_cell(frame: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
     return frame
 
 
+def has_intervals(frame: pd.DataFrame) -> bool:
+    """Whether there are problems to take intervals over: more than one."""
+    return len(distinct(frame, "problem")) > 1
+
+
 def focus(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows at the least N and the largest B: the bias of the engine error alone, as far as the config has it."""
     least, largest = min(distinct(frame, "N")), max(distinct(frame, "B"))
@@ -113,17 +120,22 @@ def table_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
             values = numbers(part, name)
             whole = name in ("reward", "entropy")
             names = [name, *map(str, place.values())]
-            # nanmean, because a gradient of 0 has no direction, and its cosine is nan.
-            cells.append(str(interval(values, *names)) if whole else number(float(np.nanmean(values))))
+            cells.append(str(interval(values, *names)) if whole else number(_mean(values)))
         rows.append(place | {"cells": cells})
     return rows
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """The mean without nan, as a gradient of 0 has no direction, and its cosine is nan; nan for nothing else."""
+    return math.nan if np.isnan(values).all() else float(np.nanmean(values))
 
 
 def terminal_tables(frame: pd.DataFrame) -> Iterator[Table]:
     """One rich table per engine error: a line for each objective, N and B."""
     num = len(distinct(frame, "problem"))
+    means = f"ends of runs, means over {num} problems" if has_intervals(frame) else "ends of runs on 1 problem"
     for key, part in parts(frame, ["error"]):
-        title = f"{key['error']}; ends of runs, means over {num} problems"
+        title = f"{key['error']}; {means}"
         table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE)
         table.add_column("objective", no_wrap=True)
         for head in ("N", "B", *TEXT.values()):

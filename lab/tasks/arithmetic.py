@@ -28,6 +28,10 @@ from theory.streams import stream
 ALPHABET = f"0123456789+-=;{MARK}"
 SIGNS = {"add": "+", "subtract": "-"}
 
+# Draws without a problem on the wanted side of the partition after which that is an error. Where it has a single
+# problem, as 1+1 among the 81 sums of two digits, all of them miss it with a probability of e^-124.
+MAX_DRAWS = 10_000
+
 
 class ArithmeticConfig(TaskBlock):
     """The difficulty dials: more digits or more terms make longer responses and lower accuracy."""
@@ -109,7 +113,10 @@ class ArithmeticTask:
         return self._held_out
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the response ends, and the text after its last `#` equals the answer exactly; else 0.0."""
+        """1.0 if the response ends, and the text after its last `#` equals the answer exactly; else 0.0.
+
+        A sampled padding token is no text.
+        """
         return float(text_after(MARK, response.tokens.tolist(), self.tokenizer) == prompt.answer)
 
     @property
@@ -129,16 +136,24 @@ class ArithmeticTask:
         if digits is None:
             digits = int(torch.randint(config.min_digits, config.max_digits + 1, (), generator=generator))
         # Digits are drawn before the rejection, which must not change their distribution.
-        while True:
-            terms = draw_terms(digits, config.num_terms, generator)
-            if self._is_held_out(terms) == held_out:
-                break
+        terms = self._terms(generator, digits, held_out)
         if config.operation == "subtract":
             terms = sorted(terms, reverse=True)
         sign = SIGNS[config.operation]
         text = sign.join(map(str, terms)) + "="
         answer = sum(terms) if config.operation == "add" else terms[0] - terms[1]
         return Prompt(id=text[:-1], tokens=self.tokenizer.encode(text), answer=str(answer), text=text)
+
+    def _terms(self, generator: torch.Generator, digits: int, held_out: bool) -> list[int]:
+        """Terms from one side of the partition, by rejection; ValueError where the seed leaves that side none."""
+        for _ in range(MAX_DRAWS):
+            terms = draw_terms(digits, self.config.num_terms, generator)
+            if self._is_held_out(terms) == held_out:
+                return terms
+        raise ValueError(
+            f"num_held_out: expected problems of {digits} digits to {'hold out' if held_out else 'train on'} under "
+            f"seed {self.config.seed}, got none in {MAX_DRAWS} draws; raise min_digits or change the seed"
+        )
 
     def _is_held_out(self, terms: list[int]) -> bool:
         return is_held_out(self.config.seed, *sorted(terms))

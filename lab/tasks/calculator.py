@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.tasks.arithmetic import draw_terms
+from lab.tasks.arithmetic import MAX_DRAWS, draw_terms
 from lab.tasks.block import TaskBlock
 from lab.tasks.held_out import distinct, is_held_out, most_held_out
 from lab.tasks.tokenizers import CharTokenizer, Tokenizer
@@ -127,7 +127,10 @@ class CalculatorTask:
         return self.tokenizer.encode(UNREADABLE if call is None else f"={apply(*call.groups())};")
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the last turn ends, and the text after its last `#` equals the answer exactly; else 0.0."""
+        """1.0 if the last turn ends, and the text after its last `#` equals the answer exactly; else 0.0.
+
+        A sampled padding token is no text.
+        """
         if int(response.tokens[-1]) not in self.tokenizer.end_ids:
             return 0.0
         _, mark, answer = self._last_turn(response).rpartition(MARK)
@@ -149,11 +152,16 @@ class CalculatorTask:
         return self.tokenizer.decode(response.tokens[observed[-1] + 1 if observed else 0 :].tolist())
 
     def _draw(self, generator: torch.Generator, num_operations: int, *, held_out: bool) -> Prompt:
-        """A problem from one side of the partition, by rejection."""
-        while True:
+        """A problem from one side of the partition, by rejection; ValueError where the seed leaves that side none."""
+        for _ in range(MAX_DRAWS):
             text, answer = self._problem(generator, num_operations)
             if is_held_out(self.config.seed, text) == held_out:
                 return Prompt(id=text, tokens=self.tokenizer.encode(f"{text}="), answer=answer, text=f"{text}=")
+        raise ValueError(
+            f"num_held_out: expected problems of {num_operations} operations to "
+            f"{'hold out' if held_out else 'train on'} under seed {self.config.seed}, got none in {MAX_DRAWS} draws; "
+            "raise max_digits or change the seed"
+        )
 
     def _problem(self, generator: torch.Generator, num_operations: int) -> tuple[str, str]:
         """The text of a problem, and its answer."""

@@ -116,7 +116,10 @@ class CountdownTask:
         return self._held_out
 
     def reward(self, prompt: Prompt, response: Response) -> float:
-        """1.0 if the response ends, and the text after its last `#` reaches the target by the rules; else 0.0."""
+        """1.0 if the response ends, and the text after its last `#` reaches the target by the rules; else 0.0.
+
+        A sampled padding token is no text.
+        """
         answer = text_after(MARK, response.tokens.tolist(), self.tokenizer)
         return float(answer is not None and is_right(answer, *problem_of(prompt), self.config))
 

@@ -32,6 +32,10 @@ WALL = 4.0
 OUT_OF_BOUNDS = tuple(-getattr(signal, name) for name in ("SIGPROF", "SIGSEGV", "SIGABRT") if hasattr(signal, name))
 """Exit statuses of a worker that ran out of time, stack or memory."""
 
+TINY, NEAR = 1e-3, 1e-2
+"""Below TINY two numbers are equal only within NEAR times the larger one: Math-Verify rounds decimals to six places,
+which makes 5e-8 a 0, and all charges and masses of particles equal."""
+
 MEMORY_BYTES = 4 << 30
 """Address space of the worker, where the system can limit it."""
 
@@ -41,8 +45,9 @@ def grade(response_text: str, answer: str, limit_s: float = LIMIT_S) -> float:
 
     The final expression is the content of the last complete `\boxed{...}` that parses; in a response without a box, the
     last expression that Math-Verify finds. Equality is of values, not of text: 1/2, 0.5 and \frac12 are equal, as are
-    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. Text that cannot be parsed, or takes longer than `limit_s` CPU
-    seconds, earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
+    (x+1)^2 and x^2+2x+1; [0,1) and (0,1) are not. A decimal may be rounded: to six places, as in Math-Verify, and where
+    both numbers are below TINY, to NEAR times the larger one. Text that cannot be parsed, or takes longer than
+    `limit_s` CPU seconds, earns 0.0. Raises RuntimeError only if the worker process cannot run at all.
     """
     return float(_POOL.ask({"response": response_text, "answer": answer, "limit_s": limit_s}))
 
@@ -241,7 +246,23 @@ def _reply(request: dict[str, Any]) -> bool:
     # Lazy, from the last box back: those before the first that parses cost no time.
     candidates = (_parse(rf"\boxed{{{content}}}") for content in reversed(boxes))
     prediction = next(filter(None, candidates), []) if boxes else _parse(request["response"])
-    return bool(prediction) and verify(answer, prediction, timeout_seconds=None)
+    return bool(prediction) and verify(answer, prediction, timeout_seconds=None) and _is_near(answer, prediction)
+
+
+def _is_near(answer: list[Any], prediction: list[Any]) -> bool:
+    """False where both are numbers below TINY, and none of one is near any of the other."""
+    known, found = _numbers(answer), _numbers(prediction)
+    if not known or not found or max(abs(x) for x in (*known, *found)) >= TINY:
+        return True
+    return any(abs(x - y) <= NEAR * max(abs(x), abs(y)) for x in known for y in found)
+
+
+def _numbers(parsed: list[Any]) -> list[Any]:
+    """The numbers among the expressions of a parsed text; their exponents have no bound, unlike a float's."""
+    from sympy import Expr, N
+
+    # `doit`, since the parser leaves 50% as an unevaluated product.
+    return [N(one.doit()) for one in parsed if isinstance(one, Expr) and one.is_number]
 
 
 def _serve() -> None:

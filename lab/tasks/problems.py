@@ -46,7 +46,9 @@ class ProblemsConfig(TaskBlock):
     )
     chat_template: bool = Field(False, description="put the prompt as a user message in the tokenizer's chat template")
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error that names its row")
-    max_response_tokens: int = Field(4096, ge=1, description="longest response, end token included")
+    max_response_tokens: int = Field(
+        4096, ge=1, description="longest worked solution, end token included; responses: sampling.max_tokens"
+    )
     held_out_path: str | None = Field(None, description="a second file, held out whole; no problem may be in both")
     held_out_fraction: float = Field(0.1, gt=0, lt=1, description="held-out share of `path` without held_out_path")
     seed: int = Field(0, ge=0, description="names the order of the epochs and the held-out share")

@@ -1,6 +1,6 @@
 """Rows of a problem file as mappings, each with its place for messages: JSON Lines, Parquet, Arrow, `datasets` folders.
 
-pyarrow and datasets are imported only for files that need them (`pip install 'firstorder[data]'`).
+pyarrow and datasets (the extra `data`) are imported only for files that need them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.extras import how_to_install
 from lab.strict import parse_json
 
 Row = tuple[str, dict[str, Any]]
@@ -182,7 +183,7 @@ def _batches(source: Any, pa: Any) -> Iterator[Any]:
 
 
 def _not_installed(path: Path, package: str) -> str:
-    return f"{path}: expected {package} to read it, which is not installed (pip install 'firstorder[data]')"
+    return f"{path}: expected {package} to read it, which is not installed ({how_to_install('data')})"
 
 
 def first_line(error: Exception) -> str:

@@ -225,7 +225,8 @@ def load_tokenizer(hf_folder: str | Path) -> HuggingFaceTokenizer:
     """The tokenizer of a Hugging Face folder, read from the disk alone; ValueError in one line where there is none."""
     folder = Path(hf_folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder}: expected a folder with a tokenizer, got {'a file' if folder.exists() else 'none'}")
+        found = "a file" if folder.exists() else "no such folder"
+        raise ValueError(f"model.path: expected a model's folder with a tokenizer, got {found}: {folder}")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"{folder}: expected a tokenizer (one of {', '.join(TOKENIZER_FILES)}), got none of them")
     from transformers import AutoTokenizer  # seconds to import, and only some tasks need it

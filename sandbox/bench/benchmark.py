@@ -19,6 +19,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from lab.extras import how_to_install
 from lab.manifest import manifest
 from sandbox.bench import reference_trl
 from sandbox.bench.exact_training import LENGTH, NUM_UPDATES, moe_updates, updates
@@ -302,7 +303,7 @@ def remarks(result: BenchmarkResult) -> list[str]:
     if result.kernels == "compiled":
         lines.append("It leaves out the working space that compiled kernels keep outside tensors.")
     if not reference_trl.is_installed():
-        lines.append("TRL is not installed, so its GRPOTrainer has no rows: pip install 'firstorder[bench]'.")
+        lines.append(f"TRL is not installed, so its GRPOTrainer has no rows: {how_to_install('bench')}.")
     if result.other_cpus is None:
         return [*lines, "The load from other processes is unknown on this system."]
     lines.append(f"Other processes used {result.other_cpus:.2f} CPUs meanwhile.")

@@ -19,7 +19,7 @@ STEPS = 10_000
 
 
 def is_installed() -> bool:
-    """Whether TRL can be imported here (`pip install firstorder[bench]`)."""
+    """Whether TRL can be imported here (the extra `bench`)."""
     # TRL's trainer imports accelerate, which is missing if TRL is installed without dependencies (`make test-peers`).
     needed = ("trl", "accelerate", "datasets", "tokenizers", "greenlet")
     return all(importlib.util.find_spec(name) is not None for name in needed)

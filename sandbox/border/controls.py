@@ -58,9 +58,10 @@ def _answer(grpo: pd.DataFrame) -> str:
     ending = [gap for gap, one in bare.items() if one is not None and one["collapsed"] > 0.5]
     sparing = [gap for gap, one in bare.items() if one is not None and gap not in ending]
 
-    def told(gaps: list[str], remedy: str) -> str:
+    def told(gaps: list[str], remedy: str, *, is_named: bool = True) -> str:
         found = {gap: summary(grpo, N=N, gap=gap, remedy=remedy) for gap in gaps}
-        return " and ".join(f"{ended(one)} with {controls[gap]}" for gap, one in found.items() if one is not None)
+        names = {gap: f" with {controls[gap]}" if is_named else "" for gap in gaps}
+        return " and ".join(f"{ended(one)}{names[gap]}" for gap, one in found.items() if one is not None)
 
     parts = [f"Not routing alone: without its noise {told(ending, 'none')} collapse."] if ending else []
     parts += [f"Not any gap: only {told(sparing, 'none')} do."] if sparing else []
@@ -69,7 +70,7 @@ def _answer(grpo: pd.DataFrame) -> str:
         shares = [one["collapsed"] for one in found if one is not None]
         if shares:
             verb = "prevents it" if max(shares) < 0.5 else "does not prevent it"
-            parts.append(f"{words} {verb} there ({told(ending, remedy)}).")
+            parts.append(f"{words} {verb} there ({told(ending, remedy, is_named=len(found) != len(shares))}).")
     return paragraph(*parts)
 
 

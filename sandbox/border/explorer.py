@@ -47,7 +47,7 @@ def explorer(rows: Mapping[str, Row], regime: Regime) -> str:
     """The page, one HTML file that loads nothing: a table of the places that have runs, and the curves of one."""
     table = runs(rows, regime)
     found = {_id(place): _place(place, table, rows, regime) for place in places(table).to_dict("records")}
-    kl = {gap: where(table, gap=gap, remedy="none")["kl"].to_numpy(dtype=float) for gap in ENGINES}
+    kl = {gap: where(table, preset="grpo", gap=gap, remedy="none")["kl"].to_numpy(dtype=float) for gap in ENGINES}
     data = {
         "presets": {name: words for name, words in PRESETS.items() if name in set(table["preset"])},
         "remedies": TITLES, "degrees": DEGREES, "updates": _updates(regime), "first": "/".join(map(str, FIRST_SHOWN)),

@@ -57,12 +57,12 @@ updates per rollout. The remedies are token TIS (a truncated token weight) and t
 ([decision 8](decisions/0008-border-study.md)). More numbers are in [tables](border-tables.md).
 """
 
-PICTURE = """![Accuracy over gap and staleness, a panel per remedy](images/border.svg)
+PICTURE = """[![Accuracy over gap and staleness, a panel per remedy](images/border.svg)](images/border.svg)
 
 *Mean held-out accuracy of pi over the run, sampled by an exact engine. A run has collapsed if its last quarter is below
 half of its highest level, the one before training included; the number of collapsed runs is below the accuracy, unless
-it is 0 of 8 or more. Dashed: half of the runs without a remedy collapse there (`KL x N = x*`, below). Grey: not in
-the design. On the site, [every run](border-map.html) is a curve to click, with its command.*
+it is 0 of 8 or more. Dashed: half of the runs without a remedy collapse there (`KL x N = x*`, below). Pale: another
+panel's runs. Grey: not in the design. On the site, [every run](border-map.html) is a curve to click, with its command.*
 """
 
 SIGN = """## The sign of the weight
@@ -77,7 +77,8 @@ GAINS = """![The gain of each remedy, by N](images/border-gains.svg)
 
 CLAIMS = """## The claims
 
-A claim stands on all its predictions together ([each of them](border-tables.md#predictions-and-results)).
+A claim stands on all its predictions together ([each of them](border-tables.md#predictions-and-results)). Other
+claims of this regime are in the [ledger](ledger.md).
 """
 
 LIMITS = """## What this does not say
@@ -108,7 +109,11 @@ def _ends(grpo: pd.DataFrame) -> str:
             lines.append((words, ended(one), mean, *last))
     titles = ("GRPO, N = 8, router noise 0.5", "collapsed", "accuracy over the run", "KL before", "KL at the end",
               "entropy at the end")  # fmt: skip
-    return f"{markdown_table(titles, lines)}\n*At the end: medians, in nats per token.*\n" if lines else ""
+    return (
+        f"{markdown_table(titles, lines)}\n*At the end: medians of the last quarter, in nats per token.*\n"
+        if lines
+        else ""
+    )
 
 
 def _demo(table: pd.DataFrame) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from scipy import stats
@@ -28,6 +28,8 @@ COLOURS = "cividis"
 """Dark is low. It is perceptually uniform, and readable with any colour vision."""
 NOT_RUN = "#e6e6e6"
 BORDER = "#d1495b"
+PALE = 0.4
+"""Share of a cell's colour that is left where it has the runs of another panel."""
 FULL = 8
 """Seeds of an arm in the study's design: a place with fewer runs says its number, even if none collapsed."""
 
@@ -52,14 +54,15 @@ def phase_diagram(
     """A panel per remedy: mean area by N and engine gap, and the collapsed runs unless they are 0 of FULL or more.
 
     `places` is `table.places` of GRPO's runs. Places without runs are grey, and a gap without any has no row; places
-    that equal another by construction show that one. `border`: x* of KL x N, drawn as a dashed line in every panel.
+    that equal another by construction show that one, in a paler colour. `border`: x* of KL x N, drawn as a dashed line
+    in every panel.
     """
     seen = set(places.loc[places["N"].isin(DEGREES) & places["remedy"].isin(remedies), "gap"])
     gaps = [gap for gap in ROUTER_GAPS if gap in seen]
     top = float(places["area"].to_numpy(dtype=float).max())
     columns = min(4, len(remedies))
     lines = -(-len(remedies) // columns)
-    figure = Figure(figsize=(2.35 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
+    figure = Figure(figsize=(2.6 * columns + 1.4, 2.5 * lines + 0.5), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
     line = None if border is None else border_line(places, gaps, border)
     crossed = set() if line is None else {(round(x), round(y)) for x, y in zip(*line, strict=True)}
@@ -111,14 +114,17 @@ def _panel(
                 continue
             place = found.iloc[0]
             share = place["area"] / top
-            axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=colours(share), ec="white"))
-            ink = "white" if share < 0.55 else "black"
+            colour = np.array(to_rgb(colours(share)))
+            if twin != remedy:
+                colour = 1.0 - PALE * (1.0 - colour)
+            axis.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=colour, ec="white"))
+            ink = "white" if share < 0.55 and twin == remedy else "black"
             # In the cell's colour, so that the line of the border does not run through a number.
-            behind = {"fc": colours(share), "ec": "none", "pad": 0.4} if (x, y) in crossed else None
+            behind = {"fc": colour, "ec": "none", "pad": 0.4} if (x, y) in crossed else None
             axis.text(x, y - 0.12, f"{place['area']:.2f}", ha="center", va="center", color=ink, bbox=behind)
             if place["collapsed"] > 0 or place["n"] < FULL:
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
-                small = {"fontsize": 6, "weight": "bold", "bbox": behind}
+                small = {"fontsize": 6.5, "weight": "bold", "bbox": behind}
                 axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, **small)
     axis.set_title(TITLES[remedy])
     axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(gaps) - 0.5, -0.5))

@@ -101,7 +101,7 @@ def _train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if (update + 1) % block.check_every == 0:
+        if (update + 1) % block.check_every == 0 or update + 1 == block.max_updates:
             engine.load_model(model, version=update + 1)
             accuracy = _accuracy(engine, task, block, limits, update)
             if report is not None:

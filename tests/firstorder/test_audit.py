@@ -141,6 +141,36 @@ def test_a_gradient_of_0_has_a_page(tiny: Path, capsys: pytest.CaptureFixture[st
         assert ('id="direction-kl"' in page) == ("minirl" in objectives)
 
 
+def test_rejected_policies_have_no_drift_metric(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a rejection keeps no response, bias is 1 and `drift_tokens` nan; tables and page are as ever."""
+    nothing = "{preset: reinforce, correction: {name: geo_rs, lo: 20.0, hi: 30.0}, label: nothing}"
+    alone = [f"[{nothing}]", "--compare", "null"]
+    beside = [f"[{nothing}, {{preset: minirl}}]", "--compare.second", "nothing", "--markdown", "study.md"]
+    for own in (alone, beside):
+        assert main(["audit", str(tiny), "--progress", "none", "--objectives", *own]) == 0
+        page = Path(capsys.readouterr().out.splitlines()[-1])
+        rows = read(page.parent / "audit.json")
+        is_nothing = rows["objective"] == "nothing"
+        assert (rows["bias"][is_nothing] == 1).all() and rows["drift_tokens"].isna().equals(is_nothing)
+        assert "nothing" in page.read_text()
+    assert Path("study.md").read_text().startswith("# minirl against nothing")
+
+
+def test_a_comparison_without_a_gap_says_so(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At distance 0 there is no ratio of biases: a page without maps, and one sentence in place of the study's tables;
+    with a gap the sentence is gone."""
+    two = "[{kind: tabular, num_tokens: 2, lengths: [1, 2], seeds: 1}]"
+    words = ["audit", str(tiny), "--progress", "none", "--markdown", "study.md", "--policies", two]
+    none = ["--discrepancy.token_kl", "[0]", "--staleness.token_kl", "[0]", "--name", "none"]
+    said = "minirl and no weight are not compared: no policies that both are for have a gap between mu and pi."
+    for own, is_empty in (([], False), (none, True)):
+        assert main([*words, *own]) == 0
+        page, study = Path(capsys.readouterr().out.splitlines()[-1]).read_text(), Path("study.md").read_text()
+        assert ('id="map-0"' in page) == (not is_empty) and (said in study) == is_empty
+        assert ("## Turning points" in study) == ("## bias(minirl)" in study) == (not is_empty)
+        assert "## All objectives at the longest responses" in study
+
+
 def test_a_killed_audit_goes_on(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

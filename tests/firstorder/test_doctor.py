@@ -21,6 +21,8 @@ from tests.lab.doctor.test_importers import ROWS, write_slime
 from tests.lab.doctor.test_steps import drawn, drift
 from theory.streams import stream
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+
 GOOD = trace_of(draw_rows(), lambda logp, b: logp)
 LATE = trace_of(draw_rows(), lambda logp, b: [logp[0], *logp[:-1]])
 
@@ -86,6 +88,8 @@ def test_a_cause_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.Capture
     """--fail-on names causes that exist, or any or none."""
     assert main(["doctor", str(tmp_path / "t.safetensors"), "--fail-on", "stail"]) == 2
     assert "--fail-on: 'stail' is no cause; did you mean 'stale'?" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path / "t.safetensors"), "--fail-on", "routing,any"]) == 2
+    assert "--fail-on: expected any alone, got 'routing,any'" in capsys.readouterr().err
 
 
 def test_rounding_too_small_to_matter_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,11 +253,15 @@ def test_one_response_and_one_token_are_singular(tmp_path: Path, capsys: pytest.
 
 
 def test_options_that_do_not_fit_a_folder_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--old beside a folder, --out of a folder among others, a folder without steps: each is one line, code 2."""
+    """--old beside a folder or two dumps, columns of a trace of ours, --out of a folder among others, a folder without
+    steps: each is one line, code 2."""
     folder = run_folder(tmp_path / "run", 12)
     (tmp_path / "empty").mkdir()
+    GOOD.save(Path(ours := str(tmp_path / "ours.safetensors")))
     for words, wanted in (
         ([str(folder), "--old", "x.jsonl"], "--old: expected one file beside a dump of one step"),
+        (["a.jsonl", "b.jsonl", "--old", "x.jsonl"], "--old: expected one dump beside it, got 2"),
+        ([ours, "--columns", "tokens=ids"], "--columns: expected none with a trace of ours"),
         ([str(folder), str(tmp_path / "empty"), "--out", str(tmp_path / "p.html")], "--out: expected one folder"),
         ([str(tmp_path / "empty")], "expected files of steps"),
     ):
@@ -304,3 +312,10 @@ def test_steps_that_share_no_draw_say_what_they_cannot_tell(tmp_path: Path, caps
     told = capsys.readouterr().out
     assert "cannot show whether weights arrive: they share 0 draws" in told
     assert "fewer than the 8 needed to see a change" in told
+
+
+def test_a_fit_at_another_temperature_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`calibrate` samples at the config's temperature, which must be that of the trace: one line names both."""
+    path = dumps.lines(tmp_path / "trace.jsonl", [row | {"temperature": 0.5} for row in draw_rows()])
+    assert main(["calibrate", str(path), str(CONFIGS / "arithmetic.yaml")]) == 2
+    assert capsys.readouterr().err == "error: algorithm.sampling.temperature: expected the trace's 0.5, got 1\n"

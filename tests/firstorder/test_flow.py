@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -58,8 +60,33 @@ def test_a_flow_leaves_records(tiny: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_killed_flow_continues(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed with -9 after two cases of four: equal bytes, and two cases computed anew."""
-    goes_on(["flow", str(tiny), "--progress", "none"], "flow.json", capsys, monkeypatch)
+    """Killed with -9 after two cases of four: equal bytes, infinities among them, and two cases computed anew."""
+    errors = ["--errors", "[{kind: top_p, scale: 0.6}, {kind: exact}]"]
+    folder = goes_on(["flow", str(tiny), "--progress", "none", *errors], "flow.json", capsys, monkeypatch)
+    # Of two tokens top-p 0.4 leaves one, and old may take the other.
+    rows = read(folder / "flow.json")
+    assert set(rows["kl_old_mu"]) == {0.0, math.inf} and (rows["kl_old_mu"] > 0).equals(rows["kind"] == "top_p")
+    assert main(["flow", str(folder), "--csv", "rows.csv"]) == 0
+    assert pd.read_csv("rows.csv")["kl_old_mu"].equals(rows["kl_old_mu"])
+
+
+def test_a_flow_where_all_is_rejected_ends(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several draws of an engine, and no update: no error of the draws, a dash for the direction, a page as ever."""
+    nothing = "[{preset: reinforce, label: nothing, correction: {name: geo_rs, lo: 20.0, hi: 30.0}}]"
+    words = ["flow", str(tiny), "--errors", "[{kind: fresh, scale: 0.3}]", "--batch_sizes", "[.inf]"]
+    assert main([*words, "--objectives", nothing, "--progress", "none"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"nothing\s.*\s1\s+–", out)
+    rows = read(Path(out.splitlines()[-1]).parent / "flow.json")
+    assert (rows["gradient_norm"] == 0).all() and (rows["draw_error"] == 0).all() and rows["cosine"].isna().all()
+
+
+def test_a_flow_of_one_problem_ranks_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tables and words have means and no interval."""
+    assert main(["flow", str(tiny), "--problems.count", "1", "--progress", "none"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "ends of runs on 1 problem" in out and "8 runs of exact expected updates on 1 problem, so without" in out
+    assert "[" not in out and "highest" not in out and "1 problems" not in out
 
 
 def test_a_finished_flow_is_not_taken_up_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

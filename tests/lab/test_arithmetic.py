@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.tasks.arithmetic import ArithmeticConfig, ArithmeticTask
+from lab.tasks.arithmetic import MAX_DRAWS, ArithmeticConfig, ArithmeticTask
 from lab.tasks.arithmetic_styles import STYLES, longest
+from lab.tasks.held_out import is_held_out
 from tests.lab.answers import answer_with, respond
 from theory.contracts import Prompt
 from theory.streams import stream
@@ -253,3 +254,26 @@ def test_the_smallest_world_still_has_its_held_out_problem():
     for seed in range(30):
         task = ArithmeticTask(ArithmeticConfig(min_digits=1, max_digits=1, num_held_out=1, seed=seed))
         assert len(task.held_out()) == 1
+
+
+@pytest.mark.parametrize("max_digits", [1, 2])
+def test_a_seed_that_holds_none_out_is_refused(max_digits):
+    """Of the 45 one-digit sums none is held out under this seed: one line says so, and no search goes on for ever."""
+    values = {"min_digits": 1, "max_digits": max_digits, "num_held_out": max_digits, "seed": 1203}
+    every = itertools.combinations_with_replacement(range(1, 10), 2)
+    assert not any(is_held_out(1203, *terms) for terms in every)
+    with pytest.raises(ValueError) as caught:
+        ArithmeticTask(ArithmeticConfig(**values))
+    assert str(caught.value) == (
+        f"num_held_out: expected problems of 1 digits to hold out under seed 1203, got none in {MAX_DRAWS} draws; "
+        "raise min_digits or change the seed"
+    )
+    assert len(ArithmeticTask(ArithmeticConfig(**values | {"seed": 1204})).held_out()) == max_digits
+
+
+def test_a_side_without_problems_is_refused(monkeypatch):
+    """Without a problem to train on, as if all were held out, one line says so."""
+    task = ArithmeticTask(ArithmeticConfig())
+    monkeypatch.setattr("lab.tasks.arithmetic.is_held_out", lambda *_: True)
+    with pytest.raises(ValueError, match=r"digits to train on under seed 0, got none in \d+ draws"):
+        task.prompts(0, 1)

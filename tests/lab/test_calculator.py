@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.tasks import DemonstratedTask, build
+from lab.tasks.arithmetic import MAX_DRAWS
 from lab.tasks.calculator import CalculatorConfig, CalculatorTask
 from theory.contracts import Environment, Prompt, Response
 from theory.streams import stream
@@ -141,3 +143,17 @@ def test_the_longest_response_is_reached():
     needed = len(task.demonstration(prompt, GENERATOR))
     assert needed == len("<99*99>$=9801;#9801$")
     assert needed <= task.max_response_tokens <= needed + 7
+
+
+@pytest.mark.parametrize(("side", "words"), [(False, "hold out"), (True, "train on")])
+def test_a_side_without_problems_is_refused(side, words, monkeypatch):
+    """Where a seed holds no problem out, or every one, one line says so, and no search goes on for ever."""
+    monkeypatch.setattr("lab.tasks.calculator.is_held_out", lambda *_: side)
+    with pytest.raises(ValueError) as caught:
+        CalculatorTask(CalculatorConfig(num_held_out=1)).prompts(0, 1)
+    found = re.fullmatch(
+        rf"num_held_out: expected problems of (\d) operations to {words} under seed 0, got none in {MAX_DRAWS} draws; "
+        "raise max_digits or change the seed",
+        str(caught.value),
+    )
+    assert found and found.group(1) in "12"

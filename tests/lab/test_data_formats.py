@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lab.config.load import to_yaml
+from lab.extras import how_to_install
 from lab.strict import validate
 from lab.tasks import TextTask, build
 from lab.tasks.jsonl import DatasetConfig, JsonlConfig
@@ -235,7 +236,7 @@ def test_a_missing_library_is_one_line(make: Write, package: str, tmp_path: Path
     path, lines = make(tmp_path, problems()), jsonl(tmp_path, problems())
     monkeypatch.setitem(sys.modules, package, None)
     message = fails(DatasetConfig(path=str(path)))
-    assert message == f"{path}: expected {package} to read it, which is not installed (pip install 'firstorder[data]')"
+    assert message == f"{path}: expected {package} to read it, which is not installed ({how_to_install('data')})"
     assert build(DatasetConfig(path=str(lines)), TOKENIZER).held_out()
 
 

@@ -164,7 +164,7 @@ def test_a_folder_without_a_tokenizer_is_one_line(tmp_path):
     (broken / "tokenizer.json").write_text("{")
     write_tokenizer(endless, start=False)
     for folder, words in (
-        (tmp_path / "absent", "expected a folder with a tokenizer, got none"),
+        (tmp_path / "absent", "model.path: expected a model's folder with a tokenizer, got no such folder: "),
         (model_only, "expected a tokenizer (one of tokenizer.json"),
         (broken, "expected a readable tokenizer, got: "),
         (endless, "expected a tokenizer with an end-of-sequence token"),

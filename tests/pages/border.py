@@ -80,20 +80,21 @@ def block(text: str, tables: str) -> str:
         )
     )
     return (
-        "Collapsed runs of GRPO, N = 8 updates per rollout, largest gap (exploratory):\n\n"
+        "Collapsed runs of GRPO, N = 8 updates per rollout, router noise 0.5 (exploratory):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
         "- **Off policy, R3, the token weight and a dual clip prevent most collapses.**\n"
         f"  R3 raises accuracy (claim {_grouped(claims, ('55',))}); without gradient clipping it needs the weight or\n"
         f"  a dual clip ({_grouped(claims, ('59', '60', '62'))}). A dual clip prevents some collapses\n"
         f"  alone, more with the weight ({_grouped(claims, ('63', '64', '66'))}).\n"
         f"  At N = 1 and a large gap the weight lowers accuracy ({_grouped(claims, ('46',))}).\n"
+        f"  At twice the noise runs with R3, the weight or both collapse ({_grouped(claims, ('52',))}).\n"
         f"  Half of the runs without a remedy collapse at KL x N = {border},\n"
         f"  KL before training; {of_dual}.\n"
         f"  At half the learning rate of {rate}, {slower} do ([where training breaks](docs/border.md)).\n"
         "- **Age ends training, too.** Of runs with an exact engine and weights one rollout old\n"
         f"  {stale} collapse, {stale_r3} with R3, {stale_tis} with Token-TIS; of partial rollouts\n"
         f"  {aged['kept, no remedy']}, {aged['kept, R3']} and {aged['kept, token TIS']}. Of old weights with a dual\n"
-        f"  clip {old['no remedy']} collapse, {old['token TIS']} with Token-TIS, too "
+        f"  clip {old['no remedy']} collapse, {old['token TIS']} with Token-TIS "
         f"({_grouped(claims, ('49', '50', '67'))}; [study](docs/border.md)).\n"
     )
 

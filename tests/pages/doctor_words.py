@@ -91,7 +91,7 @@ separately in the counts of the strongest cause. One step does not show which fo
 xtuner#2044 the k3 KL of the second step is 23 times that after the fix; here it is 0 after the fix, and with the other
 source of the weights it is about that of FP8 on one side alone.
 
-No framework's dump has the experts of the trainer. The same traces are therefore counted a second time without old's
+No framework's own dump has the experts of both sides. The same traces are therefore counted a second time without old's
 experts, and a third time without the entropies either. A routing record that is not the one that ran cannot be seen
 there.
 
@@ -273,8 +273,11 @@ for name in ("prompts", "responses", "attention_mask", "response_mask", "rollout
     reward_extra_infos_to_dump[name] = batch.batch[name].tolist()
 ```
 
-Both need `actor_rollout_ref.rollout.calculate_log_probs=True`; add `"entropy"` (old trainer: `"entropys"`) if the old
-pass computed it, and `"routed_experts"` if R3 is on. To log the doctor's clues during training, see
+Both need `actor_rollout_ref.rollout.calculate_log_probs=True`. Set `algorithm.rollout_correction.rollout_rs=null` for
+the step: rejection overwrites `response_mask`, and a rejected token would look like one that was not sampled. Add
+`"entropy"` to the names of the first, as its old pass always computes it; the old trainer has dropped it by then. Add
+`"routed_experts"` to either if R3 is on. With `router_replay.mode=R2` leave this field out: it then has old's experts,
+and the doctor would read them as the engine's. To log the doctor's clues during training, see
 [Watch the mismatch](how-to/watch-the-mismatch.md).
 
 ### What to add to slime
@@ -287,7 +290,11 @@ mu alone, and `DIR/train_data/{rollout_id}.pt`, which has both sides. To write o
 firstorder doctor DIR
 ```
 
-With `--use-rollout-routing-replay` the dump has the engine's experts, too. Leave out `--use-rollout-logprobs`: with it
-and several updates per rollout there is no old pass, and pi stands in its place. miles has the same options; its files
-are one per rank, and have old with `--get-mismatch-metrics`.
+The second dump has no experts. With `--use-rollout-routing-replay` the trainer takes the engine's out of the batch
+before it writes the file; only the first dump keeps them, and the doctor does not join the two. Leave out
+`--use-rollout-logprobs`: with it and several updates per rollout there is no old pass, and pi stands in its place.
+
+miles has the same options; its files are one per rank. Its old pass runs unless `--use-rollout-logprobs` or
+`--skip-actor-forward-only` is set. With the first of these alone, `--get-mismatch-metrics` makes it run; that option needs
+`--custom-tis-function-path`.
 """  # noqa: E501

@@ -47,7 +47,7 @@ REMEDIES = {
     "precision": ("The same precision on both sides", "`--engine.defects '[]'`"),
     "invariant": ("Engine kernels that do not depend on the batch", "–"),
     "minibatches": ("Fewer updates per rollout", "`--algorithm.batch.num_minibatches 1`"),
-    "sync": ("Compare weights after each transfer", "–"),
+    "sync": ("Compare weights after a transfer", "–"),
 }
 """Each remedy, and how to try it in the sandbox."""
 CAUSES = {
@@ -82,6 +82,9 @@ gap, R3 alone collapses in most runs if gradients are never clipped, and in no r
 Token-TIS with a dual clip collapses ([claims 64 and 66](../border.md#with-a-dual-clip)). If you sample one rollout
 ahead, add the token weight to a dual clip: with weights one rollout old 1 of 36 runs collapses with both, and 16 of 36
 with the dual clip alone (claim 67).
+
+The comparison of slime and miles runs once, after the first transfer: it finds weights that are missing or misplaced.
+Transfers that stop or lag later show in the dumps of [several steps](../doctor.md#over-the-steps-of-a-run).
 
 Faults of the records (`shifted`, `zero_padded`, `last_token`, `mask`, `temperature` and others) have no such option:
 the doctor's line *Do first* says where to look. With `nothing` both sides are equal; check that an old pass ran, since

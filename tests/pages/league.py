@@ -177,9 +177,9 @@ def findings(frame: pd.DataFrame) -> list[str]:
         least = min(table, key=lambda row: row[f"times_{n}"])
         most = max(table, key=lambda row: row[f"wins_{n}"])
         said.append(
-            f"With {n:,} responses {least['objective']} has the least median error: {least[f'times_{n}']:.2f} times "
-            f"the best of its cell, and {least[f'worst_{n}']:.2f} times in its worst cell. {most['objective']} is most "
-            f"often within 2% of the best ({most[f'wins_{n}']} of {num_cells} cells)."
+            f"With {n:,} responses {least['objective']} has the least median error at the best step length: "
+            f"{least[f'times_{n}']:.2f} times the best of its cell, and {least[f'worst_{n}']:.2f} times in its worst "
+            f"cell. {most['objective']} is most often within 2% of the best ({most[f'wins_{n}']} of {num_cells} cells)."
         )
     said += [_plain_is_enough(frame), _plain_against_weights(frame)]
     said.append(_variance(frame))
@@ -320,7 +320,7 @@ matter. Numbers: error over the least error of the cell, median over temperature
 
 TABLE = """## The table
 
-Medians over all cells, sorted by the error with 1,024 responses. Bias, direction bias, variance and error are those of
+Medians over all cells, sorted by `x best, 1,024`. Bias, direction bias, variance and error are those of
 [audits](audit.md), in units of the true gradient's norm and at the objective's own scale. `x best`: the error at the
 best step length over the least of the cell; `worst x`: the largest of these ratios over the cells. Drift: the norm of
 the part of the expected gradient that no choice of token earned."""
@@ -330,7 +330,10 @@ either baseline is an expectation; cells as above, plus responses with an end to
 baseline per token to the mean: medians over cells, with the range in brackets."""
 
 PICTURED = (
-    "![Error with 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)"
+    "[![Error with 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)]"
+    "(images/league.svg)\n\n"
+    "*The error with 1,024 responses at the best step length, over the least of the cell: medians over temperatures "
+    "and\nrewards. Gap: KL(mu, old); stale: KL(old, pi); both in nats per token.*"
 )
 
 

@@ -16,6 +16,7 @@ from sandbox.ledger.verdicts import Finding, findings
 from tests.pages.study import ROOT, Part
 
 PART = Part(ROOT / "README.md", "ledger")
+COUNTS = Part(ROOT / "docs/ledger.md", "counts")
 
 
 @cache
@@ -30,17 +31,19 @@ def found() -> tuple[Finding, ...]:
     return tuple(findings(CLAIMS, REGIMES, kept()))
 
 
-def block() -> str:
-    """The text between the README's two marks: four lines."""
+def counts() -> str:
+    """The first numbers of docs/ledger.md: claims by verdict."""
     made = lines(CLAIMS, found(), needs(CLAIMS, REGIMES, kept()))
-    explored = [one for one in found() if not one.decides and one.stand is not None]
-    regimes = {one.regime for one in explored}
+    return f"**{len(CLAIMS)} claims: {counts_text(made)}** ([all of them](#verdicts)).\n"
+
+
+def block() -> str:
+    """The text between the README's two marks: two lines."""
+    made = lines(CLAIMS, found(), needs(CLAIMS, REGIMES, kept()))
     hours = math.fsum(row.get("seconds") or 0.0 for row in kept().values()) / 3600
     return (
         f"- {len(CLAIMS)} claims, each decided in one regime on fresh seeds: {counts_text(made)}.\n"
-        f"- Exploratory, on seeds seen before: {len(explored)} findings in {len(regimes)} regimes.\n"
-        f"- {len(kept())} runs, {hours:.1f} hours of one thread.\n"
-        "- All of it: [results/claims/ledger.md](results/claims/ledger.md).\n"
+        f"- {len(kept())} runs, {hours:.1f} hours of one thread: [all of it](results/claims/ledger.md).\n"
     )
 
 
@@ -51,4 +54,5 @@ def page() -> str:
 
 if __name__ == "__main__":
     PART.write(block())
+    COUNTS.write(counts())
     (RESULTS / "ledger.md").write_text(page())

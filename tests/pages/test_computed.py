@@ -39,6 +39,7 @@ def file(name: str) -> Text:
 
 PAGES: dict[str, tuple[Text, Text]] = {
     "README, ledger": (ledger.PART.read, ledger.block),
+    "docs/ledger.md, counts": (ledger.COUNTS.read, ledger.counts),
     "ledger": ((RESULTS / "ledger.md").read_text, ledger.page),
     "README, border": (
         border.PART.read,

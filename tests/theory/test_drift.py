@@ -112,6 +112,15 @@ def test_a_weight_of_the_whole_gap_has_none_and_others_have_no_number() -> None:
             squared_drift(objective, *[torch.zeros(1, 1)] * 3, torch.ones(1), torch.ones(1, 1, dtype=torch.bool))
 
 
+def test_a_policy_whose_responses_are_all_rejected_has_no_number() -> None:
+    """No token is kept, so that there is nothing to average: nan, as the sampled metric is absent."""
+    objective = preset("reinforce", correction=correction("geo_rs", lo=2.0, hi=3.0))
+    update = expected_update(make_world("bigram", V=3, T=2).problem, objective, Group(None))
+    assert objective.is_tokenwise and not update.batch.kept_Y.any()
+    assert math.isnan(token_drift(update))
+    assert drift_metrics(objective, [step(objective, 4, 0)]) == {}
+
+
 def step(objective: Objective, num: int, seed: int, longest: int = 5) -> tuple[MiniBatch, UpdateStats]:
     """Responses of at least one token from one context's mu, advantages of 1 and -1."""
     logits, old, mu = (x.float() for x in one_context(0))

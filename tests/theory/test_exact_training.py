@@ -22,8 +22,8 @@ from theory.exact.policies import LinearPolicy, TabularPolicy
 from theory.exact.problem import Problem, true_gradient, value
 from theory.exact.rates import reinforce, slope
 from theory.exact.training import Settings, train
-from theory.exact.trajectory import COLUMNS, ExactTask
-from theory.objectives import preset
+from theory.exact.trajectory import COLUMNS, ExactTask, observe
+from theory.objectives import correction, preset
 from theory.streams import stream
 
 
@@ -191,6 +191,21 @@ def test_fresh_noise_states_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 / 1.6 < actual / stated < 1.6
     one = train(task, first, engine("fixed", 0.3, first, stream(0, "x")), Settings(reinforce("none"), num_updates=0))
     assert one["draw_error"] == (0.0,)
+
+
+def test_a_gradient_of_0_has_no_error_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws that cancel have an error without a share, nan; where all are 0, as if all is rejected, it is 0."""
+    monkeypatch.setattr(engines, "NUM_DRAWS", 2)
+    task, first = make_task()
+    nothing = preset("reinforce", correction=correction("geo_rs", lo=20.0, hi=30.0))
+    found = train(task, first, engine("fresh", 0.3, first, stream(0, "fresh")), Settings(nothing, num_updates=1))
+    assert found["gradient_norm"] == found["draw_error"] == (0.0, 0.0)
+    logp = first.logp()
+    batch = Batch(task.forest, logp, logp, task.reward_Y, reinforce("none"), Group(None))
+    one, other = Update.at(batch, first), Update.at(batch, first)
+    vars(other)["gradient"] = -one.gradient  # in the place of the cached one
+    seen = observe(task, first, [one, other], has_variance=False)
+    assert seen["gradient_norm"] == 0.0 and one.gradient.norm() > 0 and math.isnan(seen["draw_error"])
 
 
 def test_a_trajectory_holds_what_is_asked_for() -> None:

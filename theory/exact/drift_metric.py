@@ -32,7 +32,9 @@ def token_drift(update: Update) -> float:
         sign_Y = torch.full_like(batch.probability_Y, sign)
         x_BT, _ = squared_drift(batch.objective, update.pi_BT, batch.old_BT, batch.mu_BT, sign_Y, on_BT)
         total += float((batch.probability_Y * square_Y * x_BT.sum(1)).sum())
-    return math.sqrt(total / float((batch.probability_Y * torch.where(batch.kept_Y, batch.forest.lengths, 0)).sum()))
+    num_kept = float((batch.probability_Y * torch.where(batch.kept_Y, batch.forest.lengths, 0)).sum())
+    # 0 where every response is rejected: no token is left to average over.
+    return math.sqrt(total / num_kept) if num_kept > 0 else math.nan
 
 
 def _squared_advantages(batch: Batch) -> Float[Tensor, "2 Y"]:

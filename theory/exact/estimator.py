@@ -114,7 +114,8 @@ def _of_one_response(problem: Problem, objective: Objective, baseline: str) -> t
     probability_Y = tree.log_probabilities(problem.logp_mu).exp()
     kept_Y = _kept(problem, objective)
     size_Y = tree.lengths if objective.aggregation.counts == "tokens" else torch.ones_like(tree.lengths)
-    denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum()
+    # The clamp is for a policy whose responses are all rejected: their parts are 0, as in theory/exact/batch.py.
+    denominator = (probability_Y * torch.where(kept_Y, size_Y, 0)).sum().clamp(min=torch.finfo(torch.float64).tiny)
     advantages = _advantages(problem, objective, probability_Y, baseline)
     if objective.has_token_advantages:
         # Tokens carry their own signs; the two halves only have to add up to the response's probability.

@@ -37,7 +37,8 @@ COLUMNS: dict[str, str] = {
     "bias": "||expected gradient - grad J|| / ||grad J||",
     "cosine": "cosine of the angle between the two",
     "variance": "trace of the covariance of one response's share; B leave variance / B; nan if centred or off",
-    "draw_error": "standard error of the mean over an engine's draws, over the gradient's length; 0 for one draw",
+    "draw_error": "standard error of the mean over an engine's draws, over the gradient's length; 0 if the draws agree "
+    "(or there is one), nan if they differ and the gradient is 0",
 }
 """The columns of a trajectory. The gradient is the one that the run follows: less its drift where that is centred."""
 
@@ -123,5 +124,12 @@ def observe(
         "cosine": estimate.cosine,
         # Of the score as it is (theory/exact/noise.py): a centred update has another variance.
         "variance": variance(updates) if has_variance and not is_centred else math.nan,
-        "draw_error": spread / float(gradient.norm()) if K > 1 else 0.0,
+        "draw_error": _share(spread, float(gradient.norm())),
     }
+
+
+def _share(spread: float, length: float) -> float:
+    """spread / length; 0 for a spread of 0, whatever the length, and nan for any other over a length of 0."""
+    if spread == 0:
+        return 0.0
+    return spread / length if length > 0 else math.nan

@@ -92,6 +92,8 @@ def read_safetensors(path: Path) -> Iterator[Placed]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except safetensors.SafetensorError as error:
         raise ValueError(f"expected a safetensors file, got {error}") from error
+    if {"offsets", "num_prompt"} <= set(tensors):
+        raise ValueError("--columns: expected none with a trace of ours, whose columns have our names")
     sizes = {name: len(tensor) if tensor.dim() else 0 for name, tensor in tensors.items()}
     B = max(sizes.values(), default=0)
     odd = [name for name, size in sizes.items() if size != B]

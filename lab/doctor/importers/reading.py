@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from lab.doctor.importers.bad_rows import Bad, Read
 from lab.doctor.importers.format import Placed
+from lab.extras import how_to_install
 from lab.files import disk_errors
 
 PARQUET_ROWS = 32
@@ -68,7 +69,7 @@ def read_parquet(path: Path) -> Iterator[Placed]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("Parquet needs pyarrow: pip install 'firstorder[data]'") from error
+        raise ValueError(f"Parquet needs pyarrow: {how_to_install('data')}") from error
     b = 0
     with disk_errors(path, "read"):
         opened = path.open("rb")

@@ -5,13 +5,17 @@ Three layouts, all with `rollout_id`:
 - Rollouts: "samples", a dictionary per response: tokens, response_length, loss_mask, reward, rollout_log_probs,
   rollout_routed_experts: mu's side, without the trainer's.
 - Training, slime (format_version 2, one file): "samples" with tokens, response_lengths, loss_masks, rewards,
-  rollout_log_probs, log_probs, rollout_routed_experts, and "dp_shards" with the order of micro-batches.
+  rollout_log_probs, log_probs, and "dp_shards" with the order of micro-batches.
 - Training, miles and older versions of slime, a file per rank: "rollout_data" with the same names, lists over
   responses, complete without context parallelism.
 
-`log_probs` is old. miles writes it if the old pass ran (`--get-mismatch-metrics` makes it run), on the ranks of the
-last pipeline stage; all ranks write a file, and those of a tensor-parallel group the same rows. If no old pass ran,
-slime takes it from the training pass: old with one update per rollout, pi with `--use-rollout-logprobs` and several.
+Dumps of training have no experts: with `--use-rollout-routing-replay` the trainer deletes rollout_routed_experts from
+the batch once the routers have them, before the file is written. A dump that has some is read with them.
+
+`log_probs` is old. miles writes it if the old pass ran, on the ranks of the last pipeline stage; all ranks write a
+file, and those of a tensor-parallel group the same rows. The pass runs unless `--skip-actor-forward-only` or
+`--use-rollout-logprobs` is set; with the latter alone, `--get-mismatch-metrics` makes it run. If no old pass ran, slime
+takes it from the training pass: old with one update per rollout, pi with `--use-rollout-logprobs` and several.
 """
 
 from __future__ import annotations
@@ -56,8 +60,8 @@ def _of_samples(content: Mapping[str, Any]) -> Iterator[Row]:
         raise ValueError("samples: rollout_log_probs is missing (mu): ask the engine for log-probabilities")
     if samples[0].get("log_probs") is None:
         raise ValueError(
-            "samples: log-probabilities of old are missing (slime's rollout dump never has them); dump with "
-            "--save-debug-train-data and --get-mismatch-metrics instead (--old goes with .jsonl and .parquet alone)"
+            "samples: log-probabilities of old are missing (the rollout dump never has them); dump with "
+            "--save-debug-train-data instead (--old goes with .jsonl and .parquet alone)"
         )
     # Of the two dumps with samples only that of training has dp_shards; its names are the plural ones already.
     names = {} if "dp_shards" in content else OF_ROLLOUT
@@ -78,8 +82,9 @@ def _of_training(data: Mapping[str, Any], step: Any) -> Iterator[Row]:
         raise ValueError("rollout_data: rollout_log_probs is missing (mu): ask the engine for log-probabilities")
     if data.get("log_probs") is None:
         raise NoOldError(
-            "rollout_data: log_probs is missing (old): add --get-mismatch-metrics, so that the old pass runs, or this "
-            "rank is not on the last pipeline stage"
+            "rollout_data: log_probs is missing (old): leave out --skip-actor-forward-only and --use-rollout-logprobs, "
+            "or keep the latter with --custom-tis-function-path and --get-mismatch-metrics, so that the old pass runs, "
+            "or this rank is not on the last pipeline stage"
         )
     rows.refuse_misspelt(data, (*NEEDED, *OPTIONAL), "rollout_data")
     names = [*NEEDED, *(name for name in OPTIONAL if data.get(name) is not None)]
@@ -129,8 +134,8 @@ FORMAT = Format(
                 for name in (r"(?P<step>\d+)_(?P<part>\d+)\.pt", r"(?P<step>\d+)\.pt")),
     name="slime, miles",
     files=".pt of --save-debug-train-data, for miles a file per rank (--save-debug-rollout-data has mu alone)",
-    has="tokens, mu, mu's experts, rewards, old (for miles with --get-mismatch-metrics)",
-    lacks="old's experts, entropies.",
+    has="tokens, mu, rewards, old (for miles if the old pass ran, as it does by default)",
+    lacks="Experts of both, entropies.",
     source="THUDM/slime slime/observability/train_data_utils.py at 624b824, radixark/miles "
     "miles/utils/train_dump_utils.py at 31f1ca9",
     uses=(*NEEDED, *OPTIONAL, "response_length", "loss_mask", "reward"),

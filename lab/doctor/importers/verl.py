@@ -8,13 +8,14 @@ log-probabilities, so they say nothing about the engines. A hook adds the traine
 - with the old trainer (`verl/trainer/ppo/ray_trainer.py`) the batch holds them, padded: prompts on the left, responses
   on the right, with an `attention_mask`; `reward_extra_infos_to_dump` takes them into the dump.
 
-Both need `actor_rollout_ref.rollout.calculate_log_probs=True` for `rollout_log_probs`, and have `routed_experts` if R3
-is on. Under `algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the dump is refused unless
-its tokens alone show a fault.
-Both sides' log-probabilities are at the sampling temperature.
+Both need `actor_rollout_ref.rollout.calculate_log_probs=True` for `rollout_log_probs`. Under
+`algorithm.rollout_correction.bypass_mode` `old_log_probs` are mu's own, and the dump is refused unless its tokens alone
+show a fault. Under `rollout_rs` `response_mask` lacks the rejected tokens, too. The first has `entropy` if an old pass
+ran; the old trainer pops its `entropys` before the hook. Both sides' log-probabilities are at the sampling temperature.
 
-`routed_experts` has a row per token; where the engine recorded none verl leaves zeros (`agent_loop.py`): padding, and
-the rows from the last sampled token on, which several tokens of a tool may follow.
+`routed_experts` are mu's under R3. Under R2 they are old's, and a line does not say which: docs/doctor.md asks to leave
+them out. The field has a row per token; where the engine recorded none verl leaves zeros (`agent_loop.py`): padding,
+and the rows from the last sampled token on, which several tokens of a tool may follow.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _known(slots_L: Any, is_after: bool) -> Any:
 FORMAT = Format(
     steps=(r"(?P<step>\d+)\.engines\.jsonl", r"(?P<step>\d+)\.jsonl"),
     name="verl", files="{step}.jsonl of trainer.rollout_data_dir, with a hook of ten lines",
-    has="with the hook: tokens, mu, old, entropy of old, mu's experts, scores",
+    has="with the hook: tokens, mu, old, mu's experts (R3), entropy of old (V1), scores (old trainer)",
     lacks="Without the hook: all but texts and scores. With the hook: old's experts.",
     source="verl-project/verl verl/trainer/ppo/v1/trainer_base.py, verl/trainer/ppo/ray_trainer.py at 1dda039",
     uses=tuple(VerlLine.model_fields), is_mine=_is_mine, read=_read, caveat=_caveat,

@@ -101,7 +101,9 @@
     }
     if (bare !== place) for (const run of bare?.runs ?? []) parts.push(drawn("path", { class: "bare", d: path(run) }));
     const chosen = chosenOf(place);
-    for (const run of place.runs) {
+    // The chosen run last, on a band of the page's colour: one line among a hundred of its colour would not be found.
+    for (const run of [...place.runs.filter((one) => one !== chosen), chosen]) {
+      if (run === chosen) parts.push(drawn("path", { class: "halo", d: path(run) }));
       const kind = `${run.fell === null ? "stands" : "falls"}${run === chosen ? " chosen" : ""}`;
       parts.push(drawn("path", { class: kind, d: path(run) }));
       const fallen = name === "accuracy" && run.fell !== null ? run[name].find(([x]) => x >= run.fell) : undefined;
@@ -139,6 +141,7 @@
     const twin = data.same[idOf(state)];
     const head = `${data.presets[state.preset]}, ${data.remedies[state.remedy]}, engine: ${engine} (KL ${kl}), N = ${state.n}: `;
     const equal = twin ? ` By construction this is ${data.remedies[twin.split("/")[1]]}, whose runs are shown.` : "";
+    find(".key .others").hidden = bare === undefined || bare === place;
     const other = bare && bare !== place ? ` With no remedy: ${counted(bare)}.` : "";
     find("#runs .said").replaceChildren(made("b", {}, head), `${counted(place)}.${equal}${other}`);
     chart(find("#accuracy"), "accuracy", place, bare, ACCURACY);

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lab.audit import AuditConfig, audit
 from lab.audit.cases import draw_reward, exact_cases
-from lab.audit.config import GroupBlock
+from lab.audit.config import AuditObjective, GroupBlock
 from theory.exact.problem import Problem
 from theory.exact.tree import PrefixTree
 from theory.objectives import Objective
@@ -109,6 +109,16 @@ def test_the_full_weight_is_unbiased(frame: pd.DataFrame) -> None:
     bias = infinite.groupby("objective")["bias"].min()
     assert infinite[infinite["objective"] == "sequence"]["bias"].max() < 1e-12  # float64 rounding, measured 1e-15
     assert bias["token"] > 1e-4 and bias["none"] > 1e-4
+
+
+def test_where_all_is_rejected_there_is_no_drift_metric(config: AuditConfig) -> None:
+    """No kept token, so `drift_tokens` is nan, and the rows of other objectives have their numbers."""
+    asked = {"name": "geo_rs", "lo": 20.0, "hi": 30.0}
+    rejecting = AuditObjective.model_validate({"preset": "reinforce", "label": "nothing", "correction": asked})
+    block = config.policies[0].model_copy(update={"lengths": (2,), "seeds": 1})
+    few = {"policies": (block,), "objectives": (rejecting, config.objectives[0]), "groups": (GroupBlock(),)}
+    found = audit(config.model_copy(update=few)).set_index("objective")["drift_tokens"]
+    assert found.loc[["nothing"]].isna().all() and (found.loc[["none"]] > 0).all()
 
 
 def test_the_split_is_the_bias_with_one_gap_closed(config: AuditConfig, frame: pd.DataFrame) -> None:

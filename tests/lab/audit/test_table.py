@@ -79,6 +79,13 @@ def test_one_exact_policy_is_beyond_all_others() -> None:
     assert [row["low"], row["ratio"], row["high"]] == pytest.approx([2.0, 4.0, math.inf])
 
 
+def test_without_a_gap_there_is_no_ratio(frame: pd.DataFrame) -> None:
+    """Rows at distance 0 alone, or of one objective alone, give a table without rows that has the columns of any."""
+    columns = list(ratios(frame, "token", "none"))
+    for part in (where(frame, numbers(frame, "kl_mu_pi") <= 0), where(frame, frame["objective"] == "grpo")):
+        assert ratios(part, "token", "none").empty and list(ratios(part, "token", "none")) == columns
+
+
 def test_an_interval_covers_the_median_of_its_law() -> None:
     """95% intervals from 12 draws hold the true median in most of 200 repetitions (percentile bootstrap: about 93%)."""
     rng = np.random.default_rng(0)

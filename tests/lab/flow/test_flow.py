@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -9,10 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab import casebook
+from lab.audit.table import parts
 from lab.casebook import Rows
 from lab.flow import FlowConfig, ends, flow, load_config
+from lab.flow.records import FILE, read, write
 from lab.flow.run import run_of
-from lab.flow.table import difference, interval
+from lab.flow.table import CELL, COLUMNS, difference, interval, table_rows
+from lab.records import RunFolder
+from lab.report.style import number
 from lab.strict import ConfigError
 from sandbox.exact.flow import SandboxFlow
 
@@ -49,6 +55,39 @@ def test_a_flow_goes_on(config: FlowConfig, frame: pd.DataFrame) -> None:
     rest: list[Rows] = []
     again = flow(config, former=kept[:3], keep=rest.append)
     assert len(kept) == 4 and len(rest) == 1 and again.equals(whole) and whole.equals(frame)
+
+
+def test_records_keep_what_is_not_finite(frame: pd.DataFrame, tmp_path: Path) -> None:
+    """Infinities and nan come back bit for bit from strict JSON, also of rows that a killed flow kept with nulls."""
+    odd = frame.assign(kl_old_mu=[math.inf, *frame["kl_old_mu"][1:]], bias=[*frame["bias"][:-1], -math.inf])
+    assert np.isnan(odd["entropy_lost"]).any() and np.isinf(odd["B"]).any()
+    path = write(RunFolder(tmp_path), odd)
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
+    pd.testing.assert_frame_equal(read(path), odd, check_exact=True, check_dtype=False)
+    assert read(path).attrs == frame.attrs
+    text = path.read_text()
+    write(RunFolder(tmp_path), odd.assign(kl_old_mu=[math.nan, *frame["kl_old_mu"][1:]]))
+    assert path.read_text() == text
+
+
+def test_older_records_are_read(frame: pd.DataFrame, tmp_path: Path) -> None:
+    """A null stood for every infinity: B's and that of kl_old_mu, which is nan only where its row's KL the other way is
+    nan, too."""
+    odd = frame.assign(kl_old_mu=[math.inf, math.nan, *frame["kl_old_mu"][2:]])
+    odd["kl_mu_old"] = [odd["kl_mu_old"][0], math.nan, *odd["kl_mu_old"][2:]]
+    path = casebook.write(RunFolder(tmp_path), FILE, odd, COLUMNS)
+    assert '"B": [8.0,' in path.read_text() and "inf" not in json.dumps(json.loads(path.read_text())["columns"])
+    pd.testing.assert_frame_equal(read(path), odd, check_exact=True, check_dtype=False)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_cell_without_a_direction_has_a_dash(frame: pd.DataFrame) -> None:
+    """Where every cosine is nan the table has a dash, without a warning; where some are, the mean of the others."""
+    last = table_rows(frame.assign(cosine=math.nan))
+    assert {row["cells"][-1] for row in last} == {"–"}
+    cosine = frame["cosine"].where(frame["problem"] == 0)
+    for row, (_, part) in zip(table_rows(frame.assign(cosine=cosine)), parts(ends(frame), CELL), strict=True):
+        assert row["cells"][-1] == number(float(part[part["problem"] == 0]["cosine"].item()))
 
 
 def test_a_difference_pairs_the_runs_of_a_problem(frame: pd.DataFrame) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from lab.audit.table import numbers
 from lab.config.load import to_yaml
 from lab.flow import FlowConfig, ends
 from lab.flow.figures import curves, reward_maps
 from lab.flow.page import render
-from lab.flow.table import focus
+from lab.flow.table import focus, interval, table_rows, terminal_tables
 from lab.flow.words import headline, sentences, turns
 from tests.lab.browser import payload, probed, whole
 
@@ -67,6 +69,26 @@ def test_the_highest_reward_is_named_where_problems_agree(frame: pd.DataFrame) -
     assert "Reward ends highest under fixed, KL 0.1 with token (0.31 [" in said
     assert "none is lowest, by 0.2 [0.2, 0.2]" in said
     assert "Under sharper, scale 0.3 reward tells no objectives apart" in said
+
+
+def test_one_problem_has_no_interval(config: FlowConfig, frame: pd.DataFrame) -> None:
+    """Its means stand alone, and no sentence ranks objectives, however far apart they are; with two it does."""
+    far = planted(frame, "none", "sharper, scale 0.3", 0.9)
+    rank = frame["objective"].map({"none": 0.1, "token": 0.3, "centred": 0.2})
+    far = far.assign(reward=rank + 0.01 * frame["problem"])
+    one, two = far[far["problem"] == 1], far[far["problem"] > 0]
+    assert len(turns(two)) == 1 and "Reward ends highest under" in " ".join(sentences(two))
+    assert turns(one) == [] and headline(one) == "1 problem: no intervals, and no ranking of objectives"
+    (scope,) = sentences(one)
+    assert scope.startswith(f"{len(ends(one))} runs of exact expected updates on 1 problem, so without intervals")
+    assert not interval(numbers(one[:1], "reward")).leaves_out_0
+    cells = [text for row in table_rows(one) for text in row["cells"]]
+    assert "0.31" in cells and not any("[" in text for text in cells)
+    assert all("[" in row["cells"][0] for row in table_rows(two))
+    assert [str(table.title).split("; ")[1] for table in terminal_tables(one)] == ["ends of runs on 1 problem"] * 2
+    one.attrs = dict(frame.attrs)
+    text = render(config, one, {"seed": 0}, "")
+    assert "95% intervals of the mean over problems" not in text and "nan" not in json.dumps(payload(text)).lower()
 
 
 def test_curves_and_maps_are_means_over_problems(frame: pd.DataFrame) -> None:

@@ -83,7 +83,7 @@ def test_the_whole_benchmark(kernels: str, tmp_path: Path, capsys: pytest.Captur
     assert f"{kernels} kernels" in printed
     peak = by_side["forward + backward", "firstorder"]["peak_bytes"]
     assert f"forward + backward firstorder {peak / 1e6:.1f}" in printed
-    assert "pip install 'firstorder[bench]'" in printed
+    assert "pip install -e '.[bench]'" in printed
     assert ("contended" in printed) == found["is_contended"]
     assert f"{found['machine']['cpu']}, {found['machine']['num_cpus']} cores" in printed
 

@@ -49,8 +49,8 @@ def test_controls_say_whether_it_is_routing_or_any_gap() -> None:
     assert "| router noise 0.5 | 0.3 | – | 4 of 4, 0.000 | – | – |" in said
     assert "Not routing alone: without its noise 4 of 4 with INT4 weights collapse." in said
     assert "Not any gap: only 1 of 4 with logit noise 1.6 do." in said
-    assert "R3 does not prevent it there (3 of 4 with INT4 weights)" in said
-    assert "The weight prevents it there (1 of 4 with INT4 weights)" in said
+    assert "R3 does not prevent it there (3 of 4)" in said
+    assert "The weight prevents it there (1 of 4)" in said
 
 
 def test_controls_without_runs_say_nothing() -> None:

@@ -59,6 +59,11 @@ def test_an_unreachable_target_is_an_error_and_leaves_no_cache(tmp_path):
     block = stage(tmp_path, target_accuracy=1.0, max_updates=20)
     with pytest.raises(ValueError, match=r"expected to reach 1.0 within 20 updates, got 0\.\d+"):
         cold_start(fresh(), build(TASK), block, description={}, max_tokens=24)
+    # The last update is checked, too, whatever `check_every`.
+    seen, block = [], stage(tmp_path, target_accuracy=1.0, max_updates=5, check_every=3)
+    with pytest.raises(ValueError, match="within 5 updates"):
+        cold_start(fresh(), build(TASK), block, description={}, max_tokens=24, report=lambda n, *_: seen.append(n))
+    assert seen == [3, 5]
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
