@@ -24,7 +24,9 @@ def launch(
     time: Annotated[str | None, typer.Option(metavar="D-HH:MM:SS", help="Slurm time limit.")] = None,
     container: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="Run in this container, by Slurm's pyxis plugin."),
+        typer.Option(
+            metavar="IMAGE", help="Run in this container, by Slurm's pyxis plugin, with the paths of CONFIG mounted."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -32,9 +34,10 @@ def launch(
 
     slurm: an sbatch script that starts Ray's head on the first node and a worker on each other one, waits for all GPUs,
     and trains; requeued by Slurm, it resumes. ray: a `ray job submit` for the cluster at $RAY_ADDRESS, which takes the
-    folder along, without runs/: CONFIG must be elsewhere, and --output a path that all nodes share. Paths in CONFIG are
-    relative to the folder that the script is submitted from. A config that does not fit the cluster is refused, as by
-    `firstorder plan`. Any field of the config can be set here, as in `firstorder train`.
+    folder along, without runs/: CONFIG must be elsewhere, and --output a path that all nodes share. With the word
+    --resume-if-any after it, a script continues an unfinished run, if there is one. Paths in CONFIG are relative to the
+    folder that the script is submitted from. A config that does not fit the cluster is refused, as by `firstorder
+    plan`. Any field of the config can be set here, as in `firstorder train`.
 
     \b
     Examples:
@@ -43,9 +46,15 @@ def launch(
     """
     from firstorder.plan import read_config
     from lab.files import atomic_write
+    from lab.strict import ConfigError
     from scaled.launch import Options, script
     from scaled.plan.summary import make_plan, require_fit
 
+    for word in (config, *context.args):
+        # Not read as a field of the config: it would take the next word as its value.
+        if word in ("--fresh", "--resume", "--resume-if-any"):
+            start = f"{'sbatch' if kind == 'slurm' else 'bash'} FILE --resume-if-any"
+            raise ConfigError(f"{word}: expected after the script, as in `{start}`, got it with launch")
     path, overrides, run_config = read_config([config, *context.args])
     require_fit(make_plan(run_config))
     # The command's words, not the resolved config: the job reads CONFIG when it starts.

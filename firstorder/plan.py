@@ -51,7 +51,7 @@ Failures = Annotated[
     typer.Option(
         min=0.0,
         metavar="GPU_HOURS",
-        help="GPU hours between two failures, for --simulate; 50,676 (Llama 3, arXiv 2407.21783) if not given.",
+        help="GPU hours between two failures, for --simulate; 50,677 (Llama 3, arXiv 2407.21783) if not given.",
     ),
 ]
 RatesFrom = Annotated[
@@ -92,6 +92,7 @@ def plan(
       firstorder plan configs/scaled/minirl/n1.yaml --simulate 24
       firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
+    from firstorder.train import is_given
     from lab.strict import ConfigError
 
     for name, given in (("--rates", rates), ("--failures", failures)):
@@ -99,6 +100,9 @@ def plan(
             raise ConfigError(f"{name}: expected with --simulate HOURS, got {given} without it")
     if search and simulate is not None:
         raise ConfigError(f"--simulate: expected without --search, got {simulate:g} with it")
+    for name, given in (("--search", search), ("--simulate", simulate is not None)):
+        if given and dry_run and is_given(context, "dry_run"):
+            raise ConfigError(f"--dry-run: expected without {name}, got it with it")
     path, overrides, run_config = read_config([config, *context.args])
     tokens = mean_tokens, longest_tokens
     if search:
@@ -160,8 +164,11 @@ def _search(config: ScaledRun, words: list[str], tokens: Tokens, as_json: bool) 
             console.print(f"- {reason.count} of {made.num_tried}: {reason}")
         if made.found:
             console.print("The first:", style="bold")
-            # Not by rich, which would break the line: it is there to be copied. `firstorder launch` takes it, too.
-            typer.echo(" ".join(["firstorder plan", shlex.join(words), *made.found[0].options]))
+            # Not by rich, which would break the line: it is there to be copied. `firstorder launch` takes it, too, but
+            # for the lengths, which are therefore last.
+            given = zip(("--mean-tokens", "--longest-tokens"), tokens, strict=True)
+            lengths = [f"{name} {length}" for name, length in given if length is not None]
+            typer.echo(" ".join(["firstorder plan", shlex.join(words), *made.found[0].options, *lengths]))
     if not made.found:
         raise ConfigError(f"cluster: expected a layout of its GPUs that fits, got none of {made.num_tried} tried")
 

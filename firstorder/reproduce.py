@@ -21,7 +21,11 @@ Regimes = Annotated[
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option(min=2, metavar="N", help="Seeds per cell, from 104 on at home; each claim's own number if not given."),
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Seeds per cell, from 104 on at home; each claim's own number, or 2 with --smoke, if not given.",
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one per CPU if not given.")]
 Address = Annotated[
@@ -43,8 +47,17 @@ Power = Annotated[
 ]
 Page = Annotated[bool, typer.Option("--page", help="Write the pages from the existing rows, and stop.")]
 
+READ = {
+    "listed": {"claims", "regime", "seeds", "results", "smoke"},
+    "power": {"claims", "results"},  # a need is at home, whatever its seeds, and has no smoke runs
+    "page": {"results", "smoke"},
+    "address": {"claims", "regime", "seeds", "results", "runs", "smoke", "compile"},  # a cluster has its own CPUs
+}
+"""The parameters that have an effect beside each of these."""
+
 
 def reproduce(
+    context: typer.Context,
     claims: Claims = None,
     regime: Regimes = None,
     seeds: Seeds = None,
@@ -76,21 +89,22 @@ def reproduce(
     from sandbox.claims import CLAIMS, REGIMES, chosen_claims, chosen_regimes
     from sandbox.ledger import command
 
+    _check_effect(context)
     wanted = command.Wanted(
         claims=chosen_claims(claims or (["all"] if smoke or listed or power or page else [])),
         regimes=chosen_regimes(regime or (["stress"] if smoke else [])),
-        seeds=2 if smoke else seeds,
+        seeds=2 if smoke and seeds is None else seeds,
         smoke=smoke,
     )
     place = command.LedgerFolders(results / "smoke" if smoke else results, runs / "smoke" if smoke else runs)
     # The pages show the whole ledger on every claim's own seeds, even where the runs are of a few claims or seeds.
     everything = wanted if smoke else command.Wanted(CLAIMS, REGIMES, None, smoke=False)
+    if listed or power or page:
+        _check_rows(context, place)
     if listed or power:
         told = command.listing if listed else command.power
         typer.echo(told(wanted, place, everything), nl=False)
         return
-    if page and not place.store.path.is_file():
-        raise ValueError(f"--results: expected a folder with cells.jsonl for --page, got {place.results}")
     failures = 0 if page else _run(wanted, place, address, jobs, compile)
     typer.echo(command.write_pages(everything, place), nl=False)
     typer.echo(place.results / "ledger.html")
@@ -99,14 +113,49 @@ def reproduce(
         raise ValueError(f"{failures} of the runs failed (the reasons are above); the others have their rows")
 
 
+def _check_effect(context: typer.Context) -> None:
+    """ValueError for the first parameter that has no effect beside another one that is given."""
+    given = [name for name in context.params if _is_given(context, name)]
+    for first in (name for name in READ if name in given):
+        read = READ[first] | {first, "debug"}
+        if first == "page" and context.params["smoke"]:
+            read |= {"claims", "regime", "seeds"}  # a smoke ledger is of what is asked for alone
+        for name in (name for name in given if name not in read):
+            value = context.params[name]
+            words = ", ".join(value) if isinstance(value, list | tuple) else value
+            got = "both" if value is True else f"{words} with it"
+            raise ValueError(f"{_shown(name)}: expected without {_shown(first)}, got {got}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _shown(name: str) -> str:
+    """A parameter as it stands on the command line."""
+    return {"claims": "CLAIM", "listed": "--list"}.get(name, f"--{name}")
+
+
+def _check_rows(context: typer.Context, place: LedgerFolders) -> None:
+    """ValueError where the pages or a folder that is named have no rows; else a note where there are none."""
+    path, is_read = place.store.path, place.store.path.is_file()
+    asked = next(name for name in ("listed", "power", "page") if context.params[name])
+    if not is_read and (asked == "page" or _is_given(context, "results")):
+        raise ValueError(f"--results: expected a folder with cells.jsonl for {_shown(asked)}, got {place.results}")
+    if not is_read:
+        typer.echo(f"no rows in {path} (--results names another folder)", err=True)
+
+
 def _run(wanted: Wanted, place: LedgerFolders, address: str | None, jobs: int | None, compiled: bool) -> int:
     """Makes the missing runs, and returns how many of them failed."""
+    from lab.extras import how_to_install
     from lab.interrupts import Interrupted
     from sandbox.ledger import command
 
     _check_tried(wanted)
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')")
+        raise ValueError(f"expected Ray, which queues the runs, got none ({how_to_install('reproduce')})")
 
     say = partial(typer.echo, err=True)
     try:

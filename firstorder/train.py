@@ -46,7 +46,10 @@ def train(
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml
     from lab.interrupts import Interrupted
+    from lab.strict import ConfigError
 
+    if resume_if_any and not resume and is_given(context, "resume"):
+        raise ConfigError("--resume-if-any: expected without --fresh, got it with it")
     # An option before CONFIG is parsed as CONFIG itself, so all words are split again.
     words = [config, *context.args]
     path, overrides = split(words)
@@ -72,6 +75,12 @@ def train(
             # The same signal, so the same exit code, with the command that continues the run.
             raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
     typer.echo("\n".join(last_words(folder)))
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has that option, in either form; else its value is the default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def split(words: list[str], wanted: str = "CONFIG, the YAML file that describes the run") -> tuple[str, list[str]]:

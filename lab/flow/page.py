@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from lab.audit.table import distinct, numbers, parts
 from lab.flow.config import FlowConfig
 from lab.flow.figures import BANDS, COURSES, panels, portraits, reward_maps
-from lab.flow.table import COLUMNS, TEXT, focus, of_cell, table_rows
+from lab.flow.table import COLUMNS, TEXT, focus, has_intervals, of_cell, table_rows
 from lab.flow.words import headline, sentences
 from lab.report.figures import Figure
 from lab.report.page import Section, page
@@ -76,10 +76,11 @@ def render(config: FlowConfig, frame: pd.DataFrame, manifest: Mapping[str, Any],
     return page(
         "flow.html.jinja", [*drawn, *phases, *maps, *(figure for block in blocks for figure in block.figures)],
         num_runs=len(labels), own=Path(__file__).parent / "template", title=config.name, headline=headline(frame),
-        sentences=sentences(frame), blocks=blocks, bands=BANDS, num_errors=len(errors), choices=choices, series=labels,
-        columns=TEXT, meaning=COLUMNS, sections=[section for section in sections if section.figures],
-        manifest=manifest, rows=_table_rows(frame, labels, choices), folder=frame.attrs.get("config_hash", ""),
-        config_text=config_text, num_updates=config.training.num_updates,
+        sentences=sentences(frame), blocks=blocks, num_errors=len(errors), choices=choices, series=labels,
+        bands=BANDS if has_intervals(frame) else "", columns=TEXT, meaning=COLUMNS,
+        sections=[section for section in sections if section.figures], manifest=manifest,
+        rows=_table_rows(frame, labels, choices), folder=frame.attrs.get("config_hash", ""), config_text=config_text,
+        num_updates=config.training.num_updates,
     )  # fmt: skip
 
 
@@ -89,7 +90,8 @@ def _drawn(frame: pd.DataFrame, labels: Sequence[str], choices: Sequence[ColumnC
     for place, part in parts(frame, ["error", "N", "B"]):
         made = [course(part, labels) for course in COURSES]
         drawn += [(figure, _key(place, choices)) for figure in made if figure is not None]
-    return drawn
+    # The note of every curve is on its bands, which have no width for one problem.
+    return drawn if has_intervals(frame) else [(replace(figure, note=""), key) for figure, key in drawn]
 
 
 def _key(place: Mapping[str, Any], choices: Sequence[ColumnChoice]) -> str:

@@ -2,7 +2,7 @@
 
 An objective's entropy collapses where it ends below half of the median over all objectives (each problem's own,
 averaged), and stays high where it ends above twice that, both with a 95% interval over problems of the paired
-difference that leaves out 0.
+difference that leaves out 0. One problem has no intervals, so that nothing is said of its objectives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lab.audit.table import distinct, numbers, parts
-from lab.flow.table import MeanInterval, difference, ends, focus, interval
+from lab.flow.table import MeanInterval, difference, ends, focus, has_intervals, interval
 from lab.report.style import listed, number
 
 FACTOR = 2.0
@@ -65,6 +65,8 @@ def turns(frame: pd.DataFrame) -> list[Turn]:
 
 def headline(frame: pd.DataFrame) -> str:
     """One objective whose entropy leaves the others', with the engine errors under which it does."""
+    if not has_intervals(frame):
+        return "1 problem: no intervals, and no ranking of objectives"
     found = turns(frame)
     if not found:
         return "No objective's entropy ends at twice or at half of the others'"
@@ -78,6 +80,8 @@ def headline(frame: pd.DataFrame) -> str:
 
 def sentences(frame: pd.DataFrame) -> list[str]:
     """The findings: entropies that leave the others', final rewards, the effect of N, and the scope of the study."""
+    if not has_intervals(frame):
+        return [_scope(frame)]
     return [*_entropy(frame), *_reward(frame), *_staleness(frame), _scope(frame)]
 
 
@@ -137,7 +141,8 @@ def _staleness(frame: pd.DataFrame) -> list[str]:
 def _scope(frame: pd.DataFrame) -> str:
     num, runs = len(distinct(frame, "problem")), len(ends(frame))
     noise = "no sampling noise" if math.isinf(max(distinct(frame, "B"))) else "the least noise of the config"
-    return (
-        f"{runs:,} runs of exact expected updates on {num} problems: means, and 95% intervals over problems. These "
-        f"sentences and the first picture are at N = {min(distinct(frame, 'N')):g} with {noise}."
-    )
+    made = f"{runs:,} run{'s' * (runs != 1)} of exact expected updates on {num} problem{'s' * (num != 1)}"
+    told = ": means, and 95% intervals over problems. These sentences and the first picture are"
+    if not has_intervals(frame):
+        told = ", so without intervals over problems and a ranking of objectives. The first picture is"
+    return f"{made}{told} at N = {min(distinct(frame, 'N')):g} with {noise}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from lab.markdown import markdown_table
 from sandbox.ledger import html, page
 from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
 from sandbox.ledger.claim import Arm, Claim, Row
-from sandbox.ledger.power import needs
-from sandbox.ledger.summary import states_of
+from sandbox.ledger.power import MOST, Need, needs
+from sandbox.ledger.summary import cost_text, states_of
 from sandbox.ledger.verdicts import Finding, findings
 
 SMOKE = (
@@ -145,10 +146,23 @@ def _listed(wanted: Wanted, done: Mapping[str, Row], found: Sequence[Finding], l
 
 
 def power(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
-    """The wanted claims' table of needed seeds, at the level for the whole `ledger`."""
-    numbers = {claim.number for claim in wanted.claims}
+    """The wanted claims' table of needed seeds, at the level for the whole `ledger`, with the hours below it."""
     found = needs(ledger.claims, ledger.regimes, place.store.rows())
-    return page.power_table({number: need for number, need in found.items() if number in numbers})
+    own = [found[claim.number] for claim in wanted.claims]
+    return f"{markdown_table(page.POWER_TITLES, [page.power_row(need) for need in own])}\n{_hours(own)}\n"
+
+
+def _hours(needed: Sequence[Need]) -> str:
+    """The hours of the claims within reach and of all deciding seeds; a dash where no run's time is known."""
+    within = [need for need in needed if need.seeds is not None and need.seeds <= MOST]
+    # The sum of no claims is 0 h only where hours are known.
+    is_known = not any(math.isnan(need.hours_per_seed) for need in needed)
+    hours = math.fsum(need.hours for need in within) if is_known else math.nan
+    asked = math.fsum(len(need.claim.deciding()) * need.hours_per_seed for need in needed)
+    return (
+        f"Within {MOST} seeds: {len(within)} of {len(needed)} claims, {cost_text(hours)}; "
+        f"asked for: {cost_text(asked)}."
+    )
 
 
 def write_pages(wanted: Wanted, place: LedgerFolders) -> str:

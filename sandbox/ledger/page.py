@@ -166,16 +166,6 @@ def power_row(need: Need) -> tuple[str, ...]:
             spread, seeds, cost_text(need.hours), *words)  # fmt: skip
 
 
-def power_table(needed: Mapping[int, Need]) -> str:
-    """The needs of every claim, with the hours of those within reach below it."""
-    within = [need for need in needed.values() if need.seeds is not None and need.seeds <= MOST]
-    known = [need for need in needed.values() if not math.isnan(need.hours_per_seed)]
-    hours = math.fsum(need.hours for need in known if need in within)
-    asked = math.fsum(len(need.claim.deciding()) * need.hours_per_seed for need in known)
-    total = f"Within {MOST} seeds: {len(within)} of {len(needed)} claims, {hours:.1f} h; asked for: {asked:.1f} h."
-    return f"{markdown_table(POWER_TITLES, [power_row(need) for need in needed.values()])}\n{total}\n"
-
-
 def explored(claim: Claim, regime: str, found: Sequence[Finding]) -> str:
     """A claim's reading in a regime by exploratory seeds, with their number; empty if it was not tried."""
     own = [one for one in found if one.claim == claim and one.regime == regime and not one.decides]
@@ -250,6 +240,6 @@ def _claim(claim: Claim, found: Sequence[Finding]) -> str:
 
 
 __all__ = [
-    "POWER_TITLES", "REACH_TITLES", "VERDICT_TITLES", "exact_text", "explored", "markdown", "power_row", "power_table",
-    "reach_row", "title", "warning_rows",
+    "POWER_TITLES", "REACH_TITLES", "VERDICT_TITLES", "exact_text", "explored", "markdown", "power_row", "reach_row",
+    "title", "warning_rows",
 ]  # fmt: skip

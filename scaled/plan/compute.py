@@ -170,8 +170,8 @@ def lengths_of(config: ScaledRun, mean_tokens: int | None, longest_tokens: int |
     """
     longest = config.rollout.max_model_len
     S = round(MEAN_LENGTH_SHARE * longest) if mean_tokens is None else mean_tokens
-    if not 1 <= S <= longest:
-        raise ValueError(f"--mean-tokens: expected from 1 to rollout.max_model_len = {longest}, got {S}")
+    if not 2 <= S <= longest:  # a prompt's token and a response's
+        raise ValueError(f"--mean-tokens: expected from 2 to rollout.max_model_len = {longest}, got {S}")
     widest = longest if longest_tokens is None else longest_tokens
     if not S <= widest <= longest:
         raise ValueError(

@@ -299,3 +299,49 @@ def test_what_is_not_needed_is_not_imported() -> None:
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True, timeout=120)
     said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("loaded:")]
     assert said == [[], [], ["lightning"]]
+
+
+def test_a_fresh_run_does_not_resume(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--fresh and --resume-if-any contradict each other, in either order: refused before anything is made."""
+    for words in (["--fresh", "--resume-if-any"], ["--resume-if-any", "--fresh"]):
+        assert fails(capsys, "train", str(tiny), *words) == "--resume-if-any: expected without --fresh, got it with it"
+    assert not Path("runs").exists()
+
+
+# -- fields that a command sets itself
+
+
+@pytest.mark.parametrize("command", ["defects", "calibrate trace.jsonl"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--engine.defects", "[{kind: router_noise, std: 0.3}]"],
+        ["--engine", "{defects: []}"],
+        ["--engine.defects.0.std=0.3"],
+        ["--num_steps", "3"],
+        ["--algorithm.replay.mode", "R3"],
+        ["--algorithm", "{replay: {mode: R3}, objective: {preset: minirl}}"],
+    ],
+    ids=" ".join,
+)
+def test_a_field_that_a_command_sets_itself_is_no_option(
+    command: str, words: list[str], tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`defects` and `calibrate` choose defects, steps and routing: an override is one line before anything is read."""
+    monkeypatch.setattr("sandbox.measure.defect_table.Bench", lambda *a, **k: pytest.fail("a model was made"))
+    name, (key, _, value) = command.split()[0], "=".join(words).partition("=")
+    wanted = f"no override of engine.defects, num_steps or algorithm.replay, which `firstorder {name}` sets itself"
+    assert fails(capsys, *command.split(), str(tiny), *words) == f"{key}: expected {wanted}; got {value}"
+
+
+@pytest.mark.parametrize("command", ["defects", "calibrate"])
+def test_a_files_own_field_is_no_override(
+    command: str, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's config may hold these fields, and other fields of their blocks may be set; the help names the three."""
+    tiny.write_text(TINY.replace("algorithm:\n", "engine: {defects: [{kind: router_noise}]}\nalgorithm:\n"))
+    words = [command, *(["trace.jsonl"] if command == "calibrate" else []), str(tiny)]
+    line = fails(capsys, *words, "--algorithm.sampling.temperature", "0.5", "--out", "no/where")
+    assert line == "--out: expected a file in a folder that exists, got no/where"
+    assert main([command, "--help"]) == 0
+    assert "but engine.defects, num_steps and algorithm.replay" in " ".join(capsys.readouterr().out.split())

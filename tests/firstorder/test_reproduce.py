@@ -19,7 +19,8 @@ from tests.firstorder.test_cli import fails
 
 def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--list has a line per claim: home, runs done and needed, and the verdict there; it runs and writes nothing."""
-    assert main(["reproduce", "--list", "--results", str(tmp_path / "results")]) == 0
+    (tmp_path / "cells.jsonl").touch()
+    assert main(["reproduce", "--list", "--results", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(CLAIMS) + 2
     for claim, line in zip(CLAIMS, lines[2:], strict=True):
@@ -27,7 +28,7 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
         # Regimes that differ in the engine alone share the runs of an arm that sets the engine.
         needed = len({key(regime, arm, seed) for regime in tried for arm, seed in claim.runs(regime.name)})
         assert line == f"| {claim.number} | {claim.name} | {claim.home} | 0/{needed} | – |"
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "cells.jsonl"]
 
 
 def test_without_ray_one_line_says_how_to_get_it(
@@ -38,7 +39,7 @@ def test_without_ray_one_line_says_how_to_get_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "ray" else found(name, *a))
     monkeypatch.setattr(command, "run", lambda *a, **k: pytest.fail("a run was begun"))
     line = fails(capsys, "reproduce", "9", "--regime", "paper", "--results", str(tmp_path / "results"))
-    assert line == "expected Ray, which queues the runs, got none (pip install 'firstorder[reproduce]')"
+    assert line == "expected Ray, which queues the runs, got none (pip install -e '.[reproduce]' in the checkout)"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,12 +71,12 @@ def test_one_queue_at_a_time_works_on_a_results_folder(
     """While one holds it, a second is one line with the folder, before any run; commands that only read still work."""
     monkeypatch.setattr(queue, "work", lambda *a, **k: pytest.fail("a run was begun"))
     (tmp_path / "cells.jsonl").touch()
-    words = ["reproduce", "11", "--regime", "stress", "--results", str(tmp_path)]
+    folder = ["--results", str(tmp_path)]
     with exclusive(tmp_path / ".lock", "held"):
-        line = fails(capsys, *words, "--runs", str(tmp_path / "runs"))
+        line = fails(capsys, "reproduce", "11", "--regime", "stress", *folder, "--runs", str(tmp_path / "runs"))
         assert line == f"cannot add rows in {tmp_path}: another queue is making runs for this folder"
-        for alone in ("--list", "--power", "--page"):
-            assert main([*words, alone]) == 0
+        for alone in (["11", "--regime", "stress", "--list"], ["11", "--power"], ["--page"]):
+            assert main(["reproduce", *alone, *folder]) == 0
 
 
 @pytest.mark.parametrize(
@@ -104,10 +105,72 @@ def test_pages_are_of_every_claims_own_seeds(tmp_path: Path, monkeypatch: pytest
     """--seeds chooses the runs: pages that judged by as few would undo decided claims."""
     judged: list[Wanted] = []
     monkeypatch.setattr(command, "write_pages", lambda everything, place: judged.append(everything) or "")
-    (tmp_path / "cells.jsonl").write_text("")
-    assert main(["reproduce", "3", "--seeds", "2", "--page", "--results", str(tmp_path)]) == 0
+    monkeypatch.setattr(command, "run", lambda *a, **k: 0)
+    assert main(["reproduce", "3", "--seeds", "2", "--results", str(tmp_path)]) == 0
     (everything,) = judged
     assert everything.seeds is None and len(everything.claims) == len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["3", "10", "--power", "--regime", "stress"], "--regime: expected without --power, got stress with it"),
+        (["3", "--power", "--seeds", "5"], "--seeds: expected without --power, got 5 with it"),
+        (["--power", "--smoke"], "--smoke: expected without --power, got both"),
+        (["--list", "--power"], "--power: expected without --list, got both"),
+        (["--power", "--page"], "--page: expected without --power, got both"),
+        (["3", "10", "--page"], "CLAIM: expected without --page, got 3, 10 with it"),
+        (["--page", "--regime", "hot"], "--regime: expected without --page, got hot with it"),
+        (["--page", "--seeds", "4"], "--seeds: expected without --page, got 4 with it"),
+        (["--page", "--runs", "runs/claims"], "--runs: expected without --page, got runs/claims with it"),
+        (["--list", "--compile"], "--compile: expected without --list, got both"),
+        (["--list", "--smoke", "--jobs", "2"], "--jobs: expected without --list, got 2 with it"),
+        (["--list", "--address", "a:1"], "--address: expected without --list, got a:1 with it"),
+        (["9", "--jobs", "2", "--address", "a:1"], "--jobs: expected without --address, got 2 with it"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside an option under which it says nothing, it is one line, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "run", lambda *a, **k: pytest.fail("a run was begun"))
+    assert fails(capsys, "reproduce", *words) == message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("words", "seeds"), [([], 2), (["--seeds", "5"], 5)])
+def test_smoke_runs_have_the_seeds_that_are_asked_for(
+    words: list[str], seeds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of each cell, or --seeds; the smoke pages judge by the same claims and seeds, with and without runs."""
+    asked: list[Wanted] = []
+    monkeypatch.setattr(command, "run", lambda wanted, *a, **k: asked.append(wanted) or 0)
+    monkeypatch.setattr(command, "write_pages", lambda wanted, place: asked.append(wanted) or "")
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "cells.jsonl").touch()
+    for alone in ([], ["--page"]):
+        assert main(["reproduce", "11", "--smoke", *words, *alone, "--results", str(tmp_path)]) == 0
+    assert len(asked) == 3
+    assert all(one == Wanted(chosen_claims(["11"]), chosen_regimes(["stress"]), seeds, smoke=True) for one in asked)
+
+
+@pytest.mark.parametrize("alone", ["--list", "--power"])
+def test_a_ledger_that_is_not_there_is_no_progress(
+    alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no folder is named one note says that there are no rows, and hours are unknown; a named one is an error."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "9", "18", alone]) == 0
+    out, err = capsys.readouterr()
+    assert err == "no rows in results/claims/cells.jsonl (--results names another folder)\n"
+    assert len([line for line in out.splitlines() if line.startswith("| ")]) == 3 and "0.0 h" not in out
+    if alone == "--power":
+        assert out.splitlines()[-1].endswith(" of 2 claims, –; asked for: –.")
+    for folder in ("nowhere", "results/claims"):
+        line = fails(capsys, "reproduce", alone, "--results", folder)
+        assert line == f"--results: expected a folder with cells.jsonl for {alone}, got {folder}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +226,8 @@ def test_a_smoke_run_of_a_claim_runs_and_is_not_run_twice(tmp_path: Path, capsys
 
 def test_smoke_is_of_one_regime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --regime, --smoke is of `stress` alone: minutes, and no claim that needs the cluster world's packages."""
+    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke" / "cells.jsonl").touch()
     assert main(["reproduce", "--list", "--smoke", "--results", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "| claim | name | home | runs | verdict |"
 

@@ -1,115 +1,100 @@
-"""The picture of docs/exact-training.md: one first policy, two engines, four remedies, by exact updates.
+"""The picture of docs/exact-training.md: the study of drift's own problems, two engine errors, four remedies.
 
-`python -m tests.pages.exact_training` draws it, from eight runs of some two seconds each.
+`python -m tests.pages.exact_training` draws it, from 800 runs of about a second each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from math import log
-from pathlib import Path
 
 import matplotlib
-import torch
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from lab.flow import load_config
+from lab.flow.config import ErrorBlock, FlowConfig
+from lab.flow.run import run_of
+from lab.flow.table import interval
 from lab.report.style import PALETTE, spread
 from sandbox.border.pictures import svg
-from theory.exact.engines import Engine, engine, engine_at
-from theory.exact.forest import Forest
-from theory.exact.levels import REWARDS
-from theory.exact.networks import NetworkPolicy
-from theory.exact.rates import reinforce
-from theory.exact.training import Settings, train
-from theory.exact.trajectory import ExactTask, Trajectory
-from theory.exact.tree import PrefixTree
-from theory.streams import stream
+from tests.pages.study import ROOT
+from theory.exact.trajectory import Trajectory
 
-PICTURE = Path(__file__).parents[2] / "docs" / "images" / "exact-training.svg"
-SEED = 0
-NUM_PROMPTS, NUM_OPENINGS = 6, 3
-NUM_UPDATES = 200
-FIXED, SHARPER = "fixed by context, KL 0.18", "sharper, logits x 1.3"
-REMEDIES = {
-    "none": "no weight",
-    "token_is": "token weight",
-    "seq_tis": "sequence weight",
-    "centred": "centred score",
-}
+PICTURE = ROOT / "docs" / "images" / "exact-training.svg"
+ENDS = ROOT / "results" / "flow" / "drift.csv"
+TITLES = {"fixed": "fixed by context, KL 0.18", "sharper": "sharper, logits x 1.3"}
+REMEDIES = ("no weight", "token weight", "sequence weight", "centred score")
+COLUMNS = ("entropy", "reward")
 
 
 @cache
-def problem() -> tuple[ExactTask, NetworkPolicy]:
-    """Six prompts with three openings each, two of which never pay; a quarter of the others' responses are right."""
-    forest = Forest.uniform(PrefixTree(3, 5), NUM_PROMPTS, NUM_OPENINGS)
-    generator = stream(SEED, "exact training page")
-    reward_CY = REWARDS["sparse"](forest, generator).view(-1, forest.tree.num_responses)
-    for prompt in range(NUM_PROMPTS):
-        lost = torch.randperm(NUM_OPENINGS, generator=generator)[1:]
-        reward_CY[prompt * NUM_OPENINGS + lost] = 0.0
-    return ExactTask(forest, reward_CY.reshape(-1)), NetworkPolicy.random(forest, generator)
+def config(observe_every: int = 6) -> FlowConfig:
+    """The study's config, observed more often."""
+    words = ["--training.observe_every", str(observe_every), "--training.variance", "false"]
+    return load_config(ROOT / "configs" / "flow" / "drift.yaml", words)
 
 
-def engine_of(title: str) -> Engine:
-    """The engine of a panel's title."""
-    _, first = problem()
-    if title == FIXED:
-        return engine_at("fixed", 0.18, first, stream(SEED, "exact training page", "engine", "fixed"))
-    return engine("sharper", 0.3, first, stream(SEED, "exact training page", "engine", "sharper"))
+def run(of: FlowConfig, number: int, error: ErrorBlock, remedy: str) -> Trajectory:
+    """One exact run of the study: Adam, one update per rollout, infinite groups."""
+    return run_of(of, number, error, remedy, 1, math.inf)
 
 
-def run(title: str, remedy: str, observe_every: int = 4) -> Trajectory:
-    """One exact run: Adam, one update per rollout, infinite groups."""
-    task, first = problem()
-    objective = reinforce("none" if remedy == "centred" else remedy)
-    settings = Settings(
-        objective, rate=1e-2, num_updates=NUM_UPDATES, centred=remedy == "centred", observe_every=observe_every,
-        has_variance=False,
-    )  # fmt: skip
-    return train(task, first, engine_of(title), settings)
+def kept() -> pd.DataFrame:
+    """The last values of the study's runs."""
+    return pd.read_csv(ENDS)
 
 
 def figure() -> Figure:
-    """Entropy and reward over updates: one first policy, two engines, four remedies, each labelled at its end."""
+    """Entropy and reward over updates, means over the problems with 95% intervals, each labelled at its end."""
     matplotlib.rcParams |= {"font.size": 9}
-    titles = (FIXED, SHARPER)
+    of, best = config(), float(kept()["optimum"].iloc[0])
     drawn = Figure(figsize=(8.6, 4.9), layout="constrained")
-    axes = drawn.subplots(2, len(titles), sharex=True, sharey="row")
-    best = problem()[0].optimum
-    for x, title in enumerate(titles):
-        found = [run(title, remedy) for remedy in REMEDIES]
-        for y, name in enumerate(("entropy", "reward")):
-            axis = axes[y, x]
-            for place, one in enumerate(found):
-                style = {"color": PALETTE[place].line, "lw": 1.6, "ls": ("-", "-", "--", "-.")[place]}
-                axis.plot(one.updates, one[name], **style)
-            _name_ends(axis, [one[name][-1] for one in found], "log" if name == "entropy" else "linear", best)
-        axes[0, x].set_title(f"engine error: {title}", loc="left")
+    axes = drawn.subplots(2, len(TITLES), sharex=True, sharey="row")
+    for x, error in enumerate(of.errors):
+        runs = [[run(of, number, error, one) for number in range(of.problems.count)] for one in REMEDIES]
+        for y, name in enumerate(COLUMNS):
+            means = [_line(axes[y, x], place, found, name) for place, found in enumerate(runs)]
+            _name_ends(axes[y, x], [mean_U[-1] for mean_U in means], "log" if name == "entropy" else "linear", best)
+        axes[0, x].set_title(f"engine error: {TITLES[error.kind]}", loc="left")
         axes[1, x].set_xlabel("updates")
         axes[1, x].axhline(best, color="#888888", lw=0.8, ls=":")
         axes[1, x].text(2, best, f"best policy {best:.3f}", va="bottom", color="#666666", fontsize=8)
-    axes[0, 0].set(ylabel="entropy of pi, nats per token", xlim=(0, NUM_UPDATES))
+    axes[0, 0].set(ylabel="entropy of pi, nats per token", xlim=(0, of.training.num_updates))
     axes[1, 0].set(ylabel="expected reward J(pi)")
     for axis in axes.ravel():
         axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
+def _line(axis: Axes, place: int, found: Sequence[Trajectory], name: str) -> NDArray[np.float64]:
+    """Draws a remedy's mean over its runs with its interval; the mean."""
+    ranges = [interval(np.array(values_P), name) for values_P in zip(*(one[name] for one in found), strict=True)]
+    ink, mean_U = PALETTE[place].line, np.array([one.mean for one in ranges])
+    axis.fill_between(
+        found[0].updates, [one.low for one in ranges], [one.high for one in ranges], color=ink, alpha=0.15, lw=0
+    )
+    axis.plot(found[0].updates, mean_U, color=ink, lw=1.6, ls=("-", "-", "--", "-.")[place])
+    return mean_U
+
+
 def _name_ends(axis: Axes, ends: Sequence[float], scale: str, best: float) -> None:
     """Labels with name and last value at the right edge, spread so that they do not overlap."""
     if scale == "log":
-        axis.set(yscale="log", ylim=(0.008, 1.4))
+        axis.set(yscale="log", ylim=(0.03, 1.4))
     else:
         axis.set_ylim(0, 1.12 * best)
     low, high = axis.get_ylim()
     height = [log(end / low) / log(high / low) if scale == "log" else (end - low) / (high - low) for end in ends]
     # In percent of the axis: at least 8.5 apart, within 3 to 100.
     for place, at in enumerate(spread([100 * h for h in height], 8.5, 3.0, 100.0)):
-        words = f"{tuple(REMEDIES.values())[place]} {ends[place]:.3f}"
         style = {"color": PALETTE[place].text, "fontsize": 8, "va": "center", "annotation_clip": False}
-        axis.annotate(words, (1.02, at / 100), xycoords="axes fraction", **style)
+        axis.annotate(f"{REMEDIES[place]} {ends[place]:.3f}", (1.02, at / 100), xycoords="axes fraction", **style)
 
 
 def main() -> None:

@@ -171,6 +171,53 @@ def test_in_a_container_the_batch_host_needs_no_ray(capsys, slurm, tmp_path):
     assert len(calls(slurm, "firstorder")) == 1
 
 
+def mounts(steps: list[list[str]]) -> list[str]:
+    """The paths that the steps mount, the same in all of them, each at its own place."""
+    (words,) = {word for step in steps for word in step if word.startswith("--container-mounts=")}
+    pairs = [pair.split(":") for pair in words.partition("=")[2].split(",")]
+    assert all(source == target for source, target in pairs)
+    return [source for source, _ in pairs]
+
+
+def test_a_container_has_what_the_run_names(capsys, slurm, tmp_path, monkeypatch):
+    """Every file and folder that the command, the config and its `base:` name is in one mount, what a link leads to
+    as well; no mount is in another; and the output exists before the first step."""
+    work, far = tmp_path / "work", tmp_path / "far"
+    for folder in (work, far / "hub/blobs", far / "hub/snapshots/1", far / "model", far / "scratch"):
+        folder.mkdir(parents=True)
+    (far / "hub/blobs/00").touch()
+    (far / "hub/snapshots/1/model.safetensors").symlink_to("../../blobs/00")
+    (far / "rows.jsonl").touch()
+    (work / "rows.jsonl").symlink_to(far / "rows.jsonl")
+    (work / "runs").symlink_to(far / "scratch")
+    base, mine = far / "base.yaml", far / "configs/mine.yaml"
+    mine.parent.mkdir()
+    copy_of(CONFIG, base)
+    mine.write_text("base: ../base.yaml\n", encoding="utf-8")
+    monkeypatch.chdir(work)
+    environment = {**slurm, "SLURM_SUBMIT_DIR": str(work)}
+
+    def mounted(*words: str) -> list[str]:
+        Path(slurm["LOG"]).unlink(missing_ok=True)
+        text = launch(capsys, *words, "--kind", "slurm", "--container", "org/image:1.0")
+        done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        found = mounts(calls(slurm, "srun"))
+        assert found[0] == str(work) and found[1] == slurm["RAY_AUTH_TOKEN_PATH"] and len(set(found)) == len(found)
+        assert not [one for one in found for other in found if Path(other) in Path(one).parents]
+        return [name for name in found[2:] if not name.startswith(str(ROOT))]
+
+    task = ["--task.held_out_path", "null", "--task.path"]
+    # The image has the configs that come with firstorder, and what is in the folder itself is mounted with it.
+    inside = ["--model.path", str(work / "model"), "--output", str(work / "out")]
+    assert mounted(CONFIG, *inside, *task, "data/rows.jsonl") == []
+    named = ["--model.path", str(far / "hub/snapshots/1"), "--output", str(far / "new/runs")]
+    found = mounted(str(mine), *named, *task, str(far / "hub/snapshots/1/rows.jsonl"))
+    wanted = [base, mine, far / "hub/blobs", far / "hub/snapshots/1", far / "new/runs"]
+    assert sorted(found) == sorted(map(str, wanted)) and (far / "new/runs").is_dir()
+    assert sorted(mounted(CONFIG, *task, "rows.jsonl")) == sorted(map(str, [far / "rows.jsonl", far / "scratch"]))
+
+
 def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
     """After Slurm requeued it the job continues the run if there is one, and the run's exit code is the job's."""
     text = launch(capsys, CONFIG, "--kind", "slurm")
@@ -181,6 +228,34 @@ def test_a_requeued_job_resumes_and_a_failed_run_fails(capsys, slurm, tmp_path):
     done = subprocess.run(["bash", "-c", text], env=environment, cwd=tmp_path, capture_output=True, timeout=120)
     assert done.returncode == 3
     assert calls(slurm, "firstorder")[0][-1] == "--resume-if-any"
+
+
+@pytest.mark.parametrize("word", ["--fresh", "--resume", "--resume-if-any", "--resum"])
+def test_a_job_that_ran_out_of_time_continues(capsys, slurm, tmp_path, word):
+    """A word after the script says how it starts, under Slurm and Ray, whatever else is set; another word is refused
+    before anything starts, and so is the word as an option of launch, with that advice."""
+    programs = Path(slurm["PATH"].split(":")[0])
+    environment = {**slurm, "RAY_ADDRESS": "http://head:8265"}
+    for kind, command in (("slurm", "sbatch"), ("ray", "bash")):
+        text = launch(capsys, CONFIG, "--kind", kind, "--output", "/shared/runs")
+        if kind == "ray":
+            write_program(programs, "ray", f'cp "$4" {tmp_path}/env.yaml')
+        Path(slurm["LOG"]).unlink(missing_ok=True)
+        words = ["bash", "-c", text, "FILE", word]
+        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        if word == "--resum":
+            assert done.returncode == 2 and done.stderr.count("\n") == 1 and "got --resum\n" in done.stderr
+            assert not Path(slurm["LOG"]).exists()
+            continue
+        assert done.returncode == 0, done.stderr
+        if kind == "ray":
+            job = yaml.safe_load((tmp_path / "env.yaml").read_text(encoding="utf-8"))["env_vars"]
+            subprocess.run("printenv TRAIN | sh", shell=True, env={**slurm, **job}, cwd=tmp_path, check=True)
+        (train,) = calls(slurm, "firstorder")
+        assert train[-3:] == ["--progress", "lines", word]
+        assert main(["launch", CONFIG, word, "--kind", kind, "--output", "/shared/runs", "--model.path", "m"]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {word}: expected ") and f"{command} FILE --resume-if-any" in err
 
 
 def test_a_job_of_the_wrong_size_stops_at_once(capsys, slurm, tmp_path):
@@ -215,7 +290,7 @@ def test_the_ray_job_carries_any_command(capsys, slurm, tmp_path):
     job = {**slurm, **runtime["env_vars"]}
     subprocess.run(list2cmdline(submitted[5:]), shell=True, env=job, cwd=tmp_path, check=True)
     (train,) = calls(slurm, "firstorder")
-    assert train == ["train", config, *words, "--cluster.address", "auto", "--progress", "lines"]
+    assert train == ["train", config, *words, "--cluster.address", "auto", "--progress", "lines", "--fresh"]
 
 
 def test_the_ray_job_needs_an_address(capsys, tmp_path):
@@ -236,6 +311,9 @@ def test_a_ray_job_takes_no_config_that_stays_behind(capsys, tmp_path, monkeypat
     assert "CONFIG: expected a path in this folder, outside runs, .git, .venv" in capsys.readouterr().err
 
 
+IN_IMAGE = ["--kind", "slurm", "--container", "org/image:1.0"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -246,6 +324,11 @@ def test_a_ray_job_takes_no_config_that_stays_behind(capsys, tmp_path, monkeypat
         (["--kind", "ray", "--output", "/shared", "--task.path", "../mine.jsonl"], "task: expected a path in this"),
         (["--kind", "slurm", "--partition", "a\n#SBATCH --x"], "--partition: expected a value of the form"),
         (["--kind", "slurm", "--time", "soon"], "--time: expected a value of the form"),
+        ([*IN_IMAGE, "--model.path", "/a model"], "model.path: expected a path that pyxis can mount, not /"),
+        ([*IN_IMAGE, "--task.path", "/data:1/rows.jsonl"], "task: expected a path that pyxis can mount, not /"),
+        ([*IN_IMAGE, "--output", "/"], "output: expected a path that pyxis can mount, not /"),
+        ([*IN_IMAGE, "--output", "/shared/x/../runs"], "output: expected a path in this folder, or an absolute"),
+        ([*IN_IMAGE, "--task.path", "data/../../rows.jsonl"], "task: expected a path in this folder, or an absolute"),
         (["--kind", "slurm", "--cluster.num_nodes", "2"], "cluster.num_nodes: expected at least 64 GPUs"),
         (["--kind", "slurm", "--training.recompute", "none"], "training: expected at most 79.6 GiB"),
         (["--kind", "slurm", "--out", "no/such/folder/x.sh"], "--out: expected a file in a folder that exists"),

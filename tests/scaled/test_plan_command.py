@@ -12,6 +12,7 @@ import pytest
 from firstorder.cli import main
 from scaled.model_shape import SHAPES
 from scaled.plan import layout, summary
+from scaled.plan.day import Chance
 
 CONFIG = "configs/scaled/minirl/n8_r3.yaml"
 
@@ -76,12 +77,20 @@ def test_simulated_hours_as_json_and_as_a_sentence(capsys):
         (("--simulate", "1", "--failures", "1e-6"), "--failures: expected at least "),
         (("--failures", "5000"), "--failures: expected with --simulate HOURS, got 5000.0 without it"),
         (("--search", "--simulate", "2"), "--simulate: expected without --search, got 2 with it"),
+        (("--search", "--dry-run"), "--dry-run: expected without --search, got it with"),
+        (("--simulate", "2", "--dry-run"), "--dry-run: expected without --simulate, got it with"),
         (("--search", "--rates", "runs/x"), "--rates: expected with --simulate HOURS, got runs/x without it"),
     ],
 )
 def test_impossible_hours_are_one_line(capsys, words, said):
     code, out, err = plan(capsys, *words)
     assert code == 2 and out == "" and said in err and len(err.strip().splitlines()[-1]) <= 300
+
+
+def test_the_help_has_the_failures_that_the_simulation_takes(capsys):
+    """The GPU hours between two failures in the help of --failures are those that --simulate says."""
+    assert main(["plan", "--help"]) == 0
+    assert f"; {Chance().gpu_hours_per_failure:,.0f} (Llama 3" in " ".join(capsys.readouterr().out.split())
 
 
 def test_overrides_before_and_after_the_config(capsys):
@@ -140,7 +149,7 @@ WAYS_OUT = [
      r"rollout\.max_num_batched_tokens: expected at least rollout\.max_num_seqs = 33, got 32"),
     (["--rollout.timeout_s", "60"],
      r"rollout\.timeout_s: expected more than the estimated \d+ s of a piece of 32 responses of 32,768 .*, got 60"),
-    (["--mean-tokens", "99999"], r"--mean-tokens: expected from 1 to rollout\.max_model_len = 34816, got 99999"),
+    (["--mean-tokens", "99999"], r"--mean-tokens: expected from 2 to rollout\.max_model_len = 34816, got 99999"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
 ]  # fmt: skip
 

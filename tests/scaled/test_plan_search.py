@@ -101,3 +101,15 @@ def test_the_command(capsys, monkeypatch):
     printed, err = capsys.readouterr()
     assert json.loads(printed)["found"] == []
     assert err.startswith("error: cluster: expected a layout of its GPUs that fits, got none of ")
+
+
+def test_the_command_gives_the_time_that_the_search_listed(capsys):
+    """The lengths that were given are in the printed command: its plan has the first layout's seconds."""
+    lengths = ("--mean-tokens", "2000", "--longest-tokens", "9000")
+    words = ("plan", CONFIG, "--search", *ONE_MACHINE, *lengths)
+    assert main([*words, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["found"][0]["step_s"]
+    assert main(words) == 0
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("firstorder plan "))
+    assert main([*shlex.split(command)[1:], "--no-dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compute"]["step_s"] == pytest.approx(listed)

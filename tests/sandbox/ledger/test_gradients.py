@@ -38,7 +38,7 @@ REINFORCE, GRPO = "reinforce", "grpo"
 class OnePrompt:
     """The tree's prompt again and again, and its rewards."""
 
-    tokenizer = SimpleNamespace(eos_id=TREE.num_tokens - 1)
+    tokenizer = SimpleNamespace(end_ids=(TREE.num_tokens - 1,))
     max_response_tokens = TREE.max_length
 
     def prompts(self, step: int, num_prompts: int) -> Sequence[Prompt]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -137,10 +138,13 @@ def test_the_command_writes_a_page_of_the_rungs_that_were_asked_for(path):
     """One section a defect with its own words, one row a rung; the exact engine's KL is 0 and a defect's is not."""
     page = path.parent / "page.md"
     rungs = ["exact", "weights bf16", "weights fp8, a scale per tensor", "4 versions behind", "top-k 2"]
-    words = ["defects", str(path), "--seeds", "2", "--out", str(page), *(w for r in rungs for w in ("--rung", r))]
-    shown = CliRunner().invoke(app, words)
+    words = ["defects", str(path), "--algorithm.optimizer.betas", "[0.9, 0.99]", "--seeds", "2"]
+    words += [word for name in rungs for word in ("--rung", name)]
+    shown = CliRunner().invoke(app, [*words, "--out", str(page)])
     assert shown.exit_code == 0, shown.output
     text = page.read_text()
+    # In a shell, the command that the page states is the one that was given.
+    assert shlex.split(text.split("```")[1]) == ["firstorder", *words]
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         "## exact", "## weight_precision", "## stale_weights", "## sampling_mismatch",
     ]  # fmt: skip
