@@ -23,6 +23,7 @@ from lab.flow.run import run_of
 from lab.flow.table import interval
 from lab.report.style import PALETTE, spread
 from sandbox.border.pictures import svg
+from sandbox.border.table import where
 from tests.pages.study import ROOT
 from theory.exact.trajectory import Trajectory
 
@@ -46,8 +47,8 @@ def run(of: FlowConfig, number: int, error: ErrorBlock, remedy: str) -> Trajecto
 
 
 def kept() -> pd.DataFrame:
-    """The last values of the study's runs."""
-    return pd.read_csv(ENDS)
+    """The last values of the study's runs, without those of its shorter responses."""
+    return where(pd.read_csv(ENDS), length=config().problems.length)
 
 
 def figure() -> Figure:

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import plotly
 from nbclient import NotebookClient
-from PIL import Image
+from PIL import Image, ImageChops
 
 from lab.report.style import PALETTE
 
@@ -37,8 +38,10 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGES = ("image/png", "image/svg+xml")
-WIDTH, SCALE, COLOURS = 860, 1.5, 256
-"""A stored figure: CSS pixels, device pixels for each, and colours of its palette."""
+WIDTH, SCALE, COLOURS = 860, 1.5, (48, 56, 64, 80, 96, 256)
+"""A stored figure: CSS pixels, device pixels for each, and colours that its palette may have."""
+SEEN, FEW = 20, 1e-2
+"""A change of a colour by more than SEEN of 255 is seen; a share of FEW of a picture may change so."""
 
 # Chromium draws every figure; the dumped page then holds each as a PNG in base64.
 DRAW = """<!doctype html><meta charset="utf-8"><script src="{script}"></script><body></body><script>
@@ -139,14 +142,32 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 def small(png: bytes) -> bytes:
-    """The PNG with a palette, in which the lines keep their exact colours, however thin they are."""
+    """The PNG with a palette, in which the lines keep their exact colours, however thin they are.
+
+    It has the fewest colours of COLOURS by which few pixels change: a heat map or a cloud of points needs more of them
+    than lines do.
+    """
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
-    others = image.quantize(COLOURS - len(PALETTE)).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(inks + others[: 3 * (COLOURS - len(PALETTE))])
-    image.quantize(palette=palette, dither=Image.Dither.NONE).save(out := io.BytesIO(), "PNG", optimize=True)
+    for colours in COLOURS:
+        found = _with_palette(image, colours)
+        if changed(image, found) <= FEW:
+            break
+    found.save(out := io.BytesIO(), "PNG", optimize=True)
     return out.getvalue()
+
+
+def changed(before: Image.Image, after: Image.Image) -> float:
+    """The share of pixels with a colour that differs by more than SEEN."""
+    off = np.asarray(ImageChops.difference(before.convert("RGB"), after.convert("RGB")))
+    return float((off.max(-1) > SEEN).mean())
+
+
+def _with_palette(image: Image.Image, colours: int) -> Image.Image:
+    inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
+    others = image.quantize(colours - len(PALETTE)).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(inks + others[: 3 * (colours - len(PALETTE))])
+    return image.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def _still(output: nbformat.NotebookNode, images: Iterator[bytes]) -> nbformat.NotebookNode:

@@ -187,7 +187,10 @@ def test_a_run_that_lost_its_records_is_not_resumed(killed: RunFolder, capsys: p
     ("words", "message", "code"),
     [
         (["--model.path", "nowhere"], "nowhere: no such folder", 2),
-        (["--task", "{kind: jsonl, path: none.jsonl}", "--model.path", "nowhere"], "nowhere: expected a folder", 2),
+        (
+            ["--task", "{kind: jsonl, path: none.jsonl}", "--model.path", "nowhere"],
+            "model.path: expected a model's folder", 2,
+        ),
         (
             ["--cold_start", "{learning_rate: 1e30, warmup_updates: 0}", "--algorithm.sampling.max_tokens", "40"],
             "cold start: the loss of update 1 is ", 1,
