@@ -9,7 +9,6 @@ import typer
 
 from firstorder.defects import refuse_own
 from firstorder.options import Debug, SandboxConfig, require_folder_of
-from lab.config.load import ConfigError
 
 
 def calibrate(
@@ -37,6 +36,7 @@ def calibrate(
     from lab.doctor.importers import load_trace
     from lab.files import atomic_write
     from lab.markdown import markdown_table
+    from lab.strict import ConfigError
 
     # All words again, as in `train`: an option before TRACE is parsed as TRACE.
     trace, rest = split([trace, config, *context.args])
