@@ -65,7 +65,7 @@ VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quan
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
 DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_places cluster_probe \
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \
-  laws_capture launch micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
+  laws_capture launch* micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
 AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
 LONG := $(call scaled_tests,scaled_run vllm_actors)
