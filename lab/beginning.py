@@ -30,6 +30,9 @@ WHOLE = 64 << 20
 PIECES, PIECE = 16, 1 << 20
 """Pieces of a larger file that are hashed, and the bytes of each. Other weights differ in every piece."""
 
+RECORDS = ("inputs", "resumed", "sha256")
+"""Keys of manifest.json beside the environment: the input files, later processes, the hashes of a finished run."""
+
 
 def input_hashes(model: str | None, task: TaskBlock) -> dict[str, str]:
     """Hashes by path of the files that a config only names: the model folder's and the task's."""
@@ -69,13 +72,15 @@ def require_same_inputs(folder: RunFolder, inputs: Mapping[str, str]) -> None:
 def record_process(folder: RunFolder, environment: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
     """Writes manifest.json, or adds this process to `resumed` there, with all in which it differs from the first.
 
-    Says so on stderr where something differs: the bits may, too.
+    What this process lacks, as the commit outside a checkout, is null there. Says so on stderr where something differs:
+    the bits may, too.
     """
     first = folder.manifest()
     if not first:
         folder.write_manifest({**environment, "inputs": dict(inputs)})
         return
-    differing = {name: value for name, value in environment.items() if first.get(name) != value}
+    names = dict.fromkeys([*environment, *(name for name in first if name not in RECORDS)])
+    differing = {name: environment.get(name) for name in names if first.get(name) != environment.get(name)}
     if differing:
         print(
             f"{folder.path} continues with another {', '.join(differing)} than it began with: its numbers may differ "

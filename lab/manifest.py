@@ -30,7 +30,9 @@ def manifest(seed: int) -> dict[str, Any]:
     commit = _git("rev-parse", "HEAD") if top and Path(top).resolve() == Path(__file__).resolve().parents[1] else None
     if commit:
         found["commit"] = commit
-        found["has_local_changes"] = bool(_git("status", "--porcelain", "--", *CODE))
+        status = _git("status", "--porcelain", "--", *CODE)
+        # No answer, as after a timeout on a slow disk, is no promise that nothing changed.
+        found["has_local_changes"] = None if status is None else status != ""
     return found | {
         "platform": platform.platform(),
         "cpu": _cpu_model(),
@@ -40,7 +42,7 @@ def manifest(seed: int) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git in the project's own folder, or None where there is no git or no checkout."""
+    """The output of git in the project's own folder, or None without git, a checkout or an answer in time."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)

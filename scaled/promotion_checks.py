@@ -32,7 +32,7 @@ WAY_OUT = 'or --allow-unstable "why" to put the reason on record'
 
 
 def require_same_config(runs: Sequence[TrialRun]) -> None:
-    """ConfigError, naming the first field, where two runs differ in more than the seed; or where two share a seed."""
+    """ConfigError, naming the first field or file, where two runs differ in more than the seed, or share one."""
     first = runs[0]
     for other in runs[1:]:
         if other.name == first.name:
@@ -46,6 +46,21 @@ def require_same_config(runs: Sequence[TrialRun]) -> None:
     twice = next((seed for seed in seeds if seeds.count(seed) > 1), None)
     if twice is not None:
         raise ConfigError(f"seed: expected runs of different seeds, got {seeds.count(twice)} runs of seed {twice}")
+    _require_same_inputs(runs)
+
+
+def _require_same_inputs(runs: Sequence[TrialRun]) -> None:
+    """ConfigError, naming the first path, where runs read other files: a config only names its model and problems."""
+    # Without a record nothing can be compared; `unknown` says so.
+    recorded = [(run.name, run.manifest["inputs"]) for run in runs if run.manifest.get("inputs") is not None]
+    for (first, mine), (other, theirs) in itertools.pairwise(recorded):
+        for path in sorted(mine.keys() | theirs.keys()):
+            one, another = (hashes.get(path, "no such file") for hashes in (mine, theirs))
+            if one != another:
+                raise ConfigError(
+                    f"{path}: expected runs that read the same file, got {one[:20]} in {first} and {another[:20]} in "
+                    f"{other}"
+                )
 
 
 def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -110,11 +125,20 @@ def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:
             )
         if not run.is_sealed:
             lines.append(f"{run.name}: manifest.json has no hashes: changes to single files would go unnoticed.")
-        if run.manifest.get("commit") is None or run.manifest.get("has_local_changes"):
-            lines.append(f"{run.name}: the code that ran is not a commit and cannot be looked up.")
+        if run.manifest.get("commit") is None or run.manifest.get("has_local_changes") is not False:
+            lines.append(f"{run.name}: the code that ran is not known to be a commit that can be looked up.")
+        if run.manifest.get("inputs") is None:
+            lines.append(
+                f"{run.name}: manifest.json has no hashes of the files that its config names: the model and the "
+                "problems may be others than those of the other runs."
+            )
         others = sorted({name for process in run.manifest.get("resumed", ()) for name in process} - {"time"})
         if others:
             lines.append(f"{run.name}: it was continued with another {', '.join(others)} than it began with.")
+    commits = {run.name: run.manifest["commit"] for run in runs if run.manifest.get("commit") is not None}
+    if len(set(commits.values())) > 1:
+        listed = ", ".join(f"{commit[:12]} in {name}" for name, commit in commits.items())
+        lines.append(f"The runs began on different commits ({listed}): more than the seed may differ between them.")
     lines.append("eval/accuracy has no trace.")
     return tuple(lines)
 

@@ -6,7 +6,6 @@ file: mappings are merged key by key, lists and scalars are replaced.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -137,8 +136,7 @@ def _loaded(text: str) -> Any:
 def _parse(text: str, where: str) -> Any:
     """YAML 1.2 text as plain Python values of at most MOST_VALUES; ConfigError with the line number."""
     try:
-        # A copy: callers change the mapping, and the cache would hand the changes on.
-        value = copy.deepcopy(_loaded(text))
+        value = _loaded(text)
     except RecursionError as error:
         raise ConfigError(f"{where}: not valid YAML: lists and mappings are nested too deeply") from error
     except MarkedYAMLError as error:
@@ -152,7 +150,18 @@ def _parse(text: str, where: str) -> Any:
     except (ValueError, TypeError) as error:  # from ruamel's constructors of single values: month 13, an odd key
         raise ConfigError(f"{where}: not valid YAML: {error}") from error
     _check_size(value, where)
-    return value
+    # A copy: callers change the mapping, and the cache would hand the changes on.
+    return _unshared(value)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy whose lists and mappings are each in one place only, where YAML's aliases and merge keys share them.
+
+    An override then changes no block that it does not name. Recursive, as `_check_size` bounds depth and size.
+    """
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _check_size(value: Any, where: str) -> None:

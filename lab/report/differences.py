@@ -11,12 +11,13 @@ from lab.report.runs import ReportRun
 
 UNSET = "not set"
 """The value of a field that a config lacks."""
+PRESETS_OWN = "the preset's"
+"""The value of a null field of the objective."""
 OWN_COLUMN = {
-    "seed": "label", "engine": "engine", "rollout.precision": "engine", "training.precision": "engine",
-    "algorithm.objective.preset": "objective", "algorithm.replay.mode": "replay",
+    "seed": "label", "algorithm.objective.preset": "objective", "algorithm.replay.mode": "replay",
     "algorithm.batch.num_minibatches": "minibatches",
 }  # fmt: skip
-"""Fields, or blocks of fields, with a column of their own in the table of runs."""
+"""Fields with a column of their own in the table of runs; the column of the engine states several."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,17 @@ class Difference:
 def differences(runs: Sequence[ReportRun]) -> list[Difference]:
     """Every field whose value differs between the runs' configs, in the order of the configs.
 
-    Omitted are the name, fields that cannot change a result, and a field whose own column in the table of runs already
-    distinguishes all of its values.
+    Omitted are the name, fields that cannot change a result, and a field whose own words in the table of runs already
+    distinguish all of its values.
     """
     found: dict[str, tuple[str, ...]] = {}
     for path, values in leaves([run.config for run in runs]):
         if path[0] not in NOT_HASHED:
-            found[".".join(path)] = tuple(map(_text, values))
-    columns = [run.row() | {"label": run.label} for run in runs]
-    kept = {field: values for field, values in found.items() if not _is_told(field, values, columns)}
+            # Null is not `none`: in the objective it keeps what the preset has.
+            null = PRESETS_OWN if path[:2] == ("algorithm", "objective") else "null"
+            found[".".join(path)] = tuple(_text(value, null) for value in values)
+    stated = [_stated(run) for run in runs]
+    kept = {field: values for field, values in found.items() if not _is_told(field, values, stated)}
     return [Difference(field, _short(field, list(kept)), values) for field, values in kept.items()]
 
 
@@ -60,12 +63,17 @@ def leaves(blocks: Sequence[Mapping[str, Any]], path: tuple[str, ...] = ()) -> l
     return found
 
 
-def _is_told(field: str, values: Sequence[str], columns: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the text of the field's own column differs wherever the field does."""
-    column = next((c for block, c in OWN_COLUMN.items() if field == block or field.startswith(f"{block}.")), None)
-    if column is None:
+def _stated(run: ReportRun) -> dict[str, str]:
+    """The words in the table of runs that state a field, by the field."""
+    columns = run.row() | {"label": run.label}
+    return {field: columns[column] for field, column in OWN_COLUMN.items()} | run.engine_parts
+
+
+def _is_told(field: str, values: Sequence[str], stated: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the words that state the field differ wherever it does; no, where a run has no such words."""
+    if any(field not in words for words in stated):
         return False
-    pairs = {(value, row[column]) for value, row in zip(values, columns, strict=True)}
+    pairs = {(value, words[field]) for value, words in zip(values, stated, strict=True)}
     # Distinct pairs: if two values share a text, that text comes twice.
     texts = [text for _, text in pairs]
     return len(set(texts)) == len(texts)
@@ -81,13 +89,13 @@ def _short(field: str, fields: Sequence[str]) -> str:
     return field
 
 
-def _text(value: Any) -> str:
-    """A value on one line, distinct for distinct values: a block by its values, null as none."""
+def _text(value: Any, null: str) -> str:
+    """A value on one line, distinct for distinct values: a block by its values, an empty one as none."""
     if isinstance(value, Mapping):
-        named = [_text(v) if k in ("name", "kind") else f"{k} {_text(v)}" for k, v in value.items()]
+        named = [_text(v, null) if k in ("name", "kind") else f"{k} {_text(v, null)}" for k, v in value.items()]
         return ", ".join(named) or "none"
     if isinstance(value, list | tuple):
-        return "; ".join(map(_text, value)) or "none"
+        return "; ".join(_text(item, null) for item in value) or "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "none" if value is None else str(value)
+    return null if value is None else str(value)

@@ -103,17 +103,29 @@ class ReportRun:
     @property
     def engine(self) -> str:
         """The inference engine in words: vLLM's precision, or the sandbox engine's own words in the manifest."""
-        precision = self.setting("rollout", "precision")
-        if isinstance(precision, dict):
-            coarse = {"weights": "weights", "kv_cache": "cache"}
-            parts = [f"{precision[key]} {word}" for key, word in coarse.items() if precision.get(key, "same") != "same"]
+        words, *parts = filter(None, self.engine_parts.values())
+        if isinstance(self.setting("rollout", "precision"), dict):
             if self.manifest.get("engine_kernels") == "rounded":
                 parts.append("rounded")  # values on the precision's grid, computed in a wider type
-            return ", ".join([f"vLLM {precision.get('compute')}", *parts])
-        words, precision = str(self.manifest.get("engine") or "–"), self.setting("training", "precision")
-        found = [] if precision in (None, "fp32") else [f"training in {precision}"]
-        found += self.training_alone
-        return f"{words} ({', '.join(found)})" if found else words
+            return ", ".join([words, *parts])
+        parts += self.training_alone
+        return f"{words} ({', '.join(parts)})" if parts else words
+
+    @property
+    def engine_parts(self) -> dict[str, str]:
+        """The words of `engine` by the field of the config that they state; empty for what goes without saying."""
+        precision = self.setting("rollout", "precision")
+        if isinstance(precision, dict):
+            parts = {"rollout.precision.compute": f"vLLM {precision.get('compute')}"}
+            for key, word in {"weights": "weights", "kv_cache": "cache"}.items():
+                value = precision.get(key, "same")
+                parts[f"rollout.precision.{key}"] = "" if value == "same" else f"{value} {word}"
+            return parts
+        trained = self.setting("training", "precision")
+        return {
+            "engine.defects": str(self.manifest.get("engine") or "–"),
+            "training.precision": "" if trained in (None, "fp32") else f"training in {trained}",
+        }
 
     @property
     def training_alone(self) -> list[str]:

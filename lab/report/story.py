@@ -147,23 +147,23 @@ def _remarks(group: TreatmentGroup) -> Sentence:
 
 def _accuracy(found: Sequence[TreatmentGroup]) -> Sentence:
     """Held-out accuracy at the first and last evaluation, as means over each group."""
-    ends = [(group, _ends(group)) for group in found]
-    known = [(group, pair) for group, pair in ends if pair is not None]
+    # The number of runs that have both, the means of the first and of the last.
+    known = [(group, len(ends), *map(fmean, zip(*ends, strict=True))) for group in found if (ends := _ends(group))]
     if not known:
         return []
     # As printed: starts that differ in later digits alone read as one.
-    firsts = {f"{first:.2f}" for _, (first, _) in known}
+    firsts = {f"{first:.2f}" for _, _, first, _ in known}
     if len(firsts) == 1:
-        values = [(group, f"{last:.2f}") for group, (_, last) in known]
+        values = [(group, f"{last:.2f}{_over(num, group)}") for group, num, _, last in known]
         return [Words(f"Held-out accuracy went from {firsts.pop()} to "), *_valued(values)]
-    values = [(group, f"from {first:.2f} to {last:.2f}") for group, (first, last) in known]
+    values = [(group, f"from {first:.2f} to {last:.2f}{_over(num, group)}") for group, num, first, last in known]
     return [Words("Held-out accuracy went "), *_valued(values)]
 
 
 def _kl(found: Sequence[TreatmentGroup]) -> Sentence:
     """The mean KL of each group, nats per token."""
     means = [(group, [kl for run in group.runs if (kl := run.mean(KL)) is not None]) for group in found]
-    known = [(group, _two(fmean(values))) for group, values in means if values]
+    known = [(group, f"{_two(fmean(values))}{_over(len(values), group)}") for group, values in means if values]
     if not known:
         return []
     return [Words("The KL between mu and old, in nats per token, was on average "), *_valued(known)]
@@ -193,18 +193,26 @@ def _notes(found: Sequence[TreatmentGroup]) -> list[str]:
     notes = [f"{effects[0].upper()}{effects[1:]}."] if effects else []
     if len(found) > 1 and max(len(group.runs) for group in found) == 1:
         notes.append("One run each: small differences may be chance.")
-    elif any(len(group.runs) > 1 for group in found):
-        notes.append("Where a config ran with several seeds, accuracy and KL are their means.")
+    elif several := [group for group in found if len(group.runs) > 1]:
+        if all(len(group.seeds) > 1 for group in several):
+            notes.append("Where a config ran with several seeds, accuracy and KL are their means.")
+        else:
+            notes.append("Where a config ran several times, accuracy and KL are means over its runs.")
     return notes
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def _ends(group: TreatmentGroup) -> tuple[float, float] | None:
+def _ends(group: TreatmentGroup) -> list[tuple[float, float]]:
+    """The first and last held-out accuracy of each run that has two."""
     values = [[value for _, value in run.series(ACCURACY)] for run in group.runs]
-    known = [some for some in values if len(some) >= 2]
-    return (fmean(some[0] for some in known), fmean(some[-1] for some in known)) if known else None
+    return [(some[0], some[-1]) for some in values if len(some) >= 2]
+
+
+def _over(num: int, group: TreatmentGroup) -> str:
+    """The number of runs under a mean, where some of the group's have no number: a seed that fell early has none."""
+    return "" if num == len(group.runs) else f" (over {num} of {len(group.runs)} runs)"
 
 
 def _seed_words(seeds: Sequence[int]) -> str:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from lab.config.algorithm import ObjectiveBlock
 from lab.config.load import NOT_HASHED
-from lab.report.runs import ReportRun
+from lab.report.runs import ReportRun, shared_prefix
+from lab.report.style import listed
 from lab.strict import ConfigError, validate
 from theory.objectives import CORRECTIONS, Objective
 from theory.objectives.presets.dual_clip import DualClip
@@ -147,19 +148,34 @@ def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     baseline = untreated[0] if untreated else max(presets, key=presets.count)
     names = [_named(treatment, baseline, differ) for treatment in treatments]
     return [
-        TreatmentGroup(some, *(name if names.count(name) == 1 else ("in", some[0].label)))
+        TreatmentGroup(some, *(name if name and names.count(name) == 1 else ("in", _label(some, runs))))
         for some, name in zip(members, names, strict=True)
     ]
 
 
-def _named(treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> tuple[str, str]:
-    """Preposition and name of a run's treatment; its label where the config has none."""
+def _named(
+    treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"]
+) -> tuple[str, str] | None:
+    """Preposition and name of a run's treatment; None where the config has none."""
     parts = treatment.parts(baseline, engines)
     if treatment.is_untreated and (not parts or engines == "differ"):
         return "without", " under ".join(["a remedy", *parts])
     if not parts and treatment.preset:
         parts = [treatment.preset]
-    return ("with", " + ".join(parts)) if parts else ("in", treatment.run.label)
+    return ("with", " + ".join(parts)) if parts else None
+
+
+def _label(some: Sequence[ReportRun], runs: Sequence[ReportRun]) -> str:
+    """A name for some of the runs that fits none of the others: their one name, their labels' prefix, or all labels."""
+    labels = [run.label for run in some]
+    if len(some) == 1:
+        return labels[0]
+    others = [run for run in runs if run not in some]
+    elsewhere = [text for run in others for text in (str(run.setting("name")), run.label)]
+    names, prefix = {run.setting("name") for run in some}, shared_prefix(labels).rstrip("-_ ")
+    if len(names) == 1 and (name := names.pop()) and name not in elsewhere:
+        return str(name)
+    return prefix if prefix and not any(text.startswith(prefix) for text in elsewhere) else listed(labels)
 
 
 def _fingerprint(run: ReportRun) -> str:

@@ -78,7 +78,7 @@ def _kept_row(cell: Cell, folder: RunFolder | None) -> dict[str, Any] | None:
     found, now = json.loads((folder.path / ROW).read_text(encoding="utf-8")), manifest(cell.seed)
     # Of another commit, a row that was removed from the ledger to be made again would only come back.
     is_of_this_code = found["commit"] is not None and found["commit"] == now.get("commit")
-    is_clean = not found["has_local_changes"] and not now.get("has_local_changes")
+    is_clean = found["has_local_changes"] is False and now.get("has_local_changes") is False  # None: not known
     return found if found["cell"] == cell.key and is_of_this_code and is_clean else None
 
 

@@ -105,3 +105,20 @@ def test_the_manifest_keeps_the_first_process_and_what_differs_later(
     assert found == {**first, "inputs": {"a": "11"}}
     assert list(same) == ["time"] and same["time"].endswith("Z")
     assert {name: other[name] for name in other if name != "time"} == {"commit": "2", "versions": {"torch": "3"}}
+
+
+def test_what_a_later_process_no_longer_has_differs_too(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that began on a commit and continues outside a checkout: null for what is gone; inputs, hashes and former
+    processes are no environment."""
+    first = {"seed": 0, "commit": "1", "has_local_changes": False}
+    record_process(run, first, {"a": "11"})
+    run.seal()
+    for _ in range(2):
+        record_process(run, {"seed": 0}, {"a": "11"})
+        assert "continues with another commit, has_local_changes than it began with" in capsys.readouterr().err
+    record_process(run, first, {"a": "11"})
+    assert capsys.readouterr().err == ""
+    *outside, same = run.manifest()["resumed"]
+    gone = {"commit": None, "has_local_changes": None}
+    assert [{name: each[name] for name in each if name != "time"} for each in outside] == [gone, gone]
+    assert list(same) == ["time"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
-from lab.config.load import config_hash, load, parse_overrides, read, to_yaml
+from lab.config.load import apply, config_hash, load, parse_overrides, read, to_yaml
 from lab.strict import ConfigError, Strict, validate
 from lab.verdict import VerdictRules
 
@@ -251,6 +251,16 @@ def test_overrides_win_in_order(tmp_path: Path) -> None:
     config = from_text(tmp_path, text, *words)
     shapes = (Round(), Round(radius=7.0))
     assert config == Toy(count=0, rate=-1e-4, mode="R3", extra=Round(radius=3.0), shapes=shapes, table={"a": 1.0})
+
+
+def test_an_override_changes_only_what_it_names(tmp_path: Path) -> None:
+    """Blocks that the file shares by an alias or a merge key are each their own, in lists and for later readers too."""
+    (tmp_path / "c.yaml").write_text("a: &a {in: &one {k: 1}}\nb: {<<: *a}\nc: *one\nd: [*one, *one]\n")
+    one = {"k": 1}
+    for key, change in (("c", {"c": {"k": 7}}), ("b.in", {"b": {"in": {"k": 7}}}), ("d.1", {"d": [one, {"k": 7}]})):
+        raw = read(tmp_path / "c.yaml")
+        apply(raw, [(f"{key}.k", "7")])
+        assert raw == {"a": {"in": one}, "b": {"in": one}, "c": one, "d": [one, one]} | change
 
 
 @pytest.mark.parametrize(

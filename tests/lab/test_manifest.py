@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lab import manifest as module
 from lab.manifest import manifest
+from lab.run_files import StoredManifest
 
 
 @pytest.fixture
@@ -37,6 +39,23 @@ def test_results_that_are_written_are_no_change_of_the_code(checkout: Path) -> N
     (checkout / "lab" / "new.py").unlink()
     (checkout / "lab" / "file").write_text("changed\n")
     assert manifest(0)["has_local_changes"] is True
+
+
+def test_a_git_status_that_fails_leaves_open_whether_the_code_changed(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Null, where git gives the commit but times out or fails on the state: no answer is no promise of a commit."""
+    run = subprocess.run
+
+    def slow(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "status" in command:
+            raise subprocess.TimeoutExpired(command, 5)
+        return run(command, **options)
+
+    monkeypatch.setattr(module.subprocess, "run", slow)
+    found = manifest(0)
+    assert found["commit"] and found["has_local_changes"] is None
+    assert StoredManifest.model_validate(found).has_local_changes is None
 
 
 def test_another_projects_checkout_around_us_lends_no_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:

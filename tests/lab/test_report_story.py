@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,7 +31,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ReportRun]:
 
 def headline(told: Story) -> str:
     """The headline as text."""
-    return " ".join("".join(words.text for words in sentence) for sentence in told.headline)
+    return " ".join(map(spoken, told.headline))
+
+
+def spoken(sentence: Sequence[Words]) -> str:
+    """A sentence as text."""
+    return "".join(words.text for words in sentence)
 
 
 def change_verdict(folder: RunFolder, change: Callable[[dict[str, Any]], object]) -> None:
@@ -166,6 +171,30 @@ def test_a_run_is_named_by_what_it_alone_has(tmp_path: Path, case: str) -> None:
     assert [group.words for group in found] == names
 
 
+SWEEPS: dict[str, tuple[list[tuple[str, int, int]], list[str]]] = {
+    "one name per config": ([("hot", 1, 0), ("hot", 1, 1), ("cold", 2, 0), ("cold", 2, 1)], ["in hot", "in cold"]),
+    "a name per run": ([("hot-a", 1, 0), ("hot-b", 1, 1), ("cold", 2, 0)], ["in hot", "in cold"]),
+    "one name for all": ([("a", 1, 0), ("a", 1, 1), ("a", 2, 2), ("a", 2, 3)], ["in 0 and 1", "in 2 and 3"]),
+    "a prefix that another config's run has too": (
+        [("x-1", 1, 0), ("x-2", 1, 1), ("x-3", 2, 0), ("y", 3, 0)], ["in x-1 and x-2", "in x-3", "in y"]
+    ),
+    "a prefix that is another config's name": (
+        [("x-1", 1, 0), ("x-2", 1, 1), ("x", 2, 0), ("x", 2, 1)], ["in x-1 and x-2", "in x"]
+    ),
+    "one config that has no treatment": ([("a", 1, 0), ("a", 1, 1)], ["in a"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SWEEPS)
+def test_several_runs_are_named_by_what_they_share(tmp_path: Path, case: str) -> None:
+    """Where configs share a treatment, a group has no single run's name, and no name that fits another group."""
+    made, names = SWEEPS[case]
+    preset = "later" if case == "one config that has no treatment" else "grpo"
+    recipes = [(Recipe(name, 0, 0, preset, engine=f"{FP8}\ntraining: {{x: {rate}}}"), s) for name, rate, s in made]
+    found = groups(load_runs([write_run(tmp_path, recipe, seed, 5) for recipe, seed in recipes]))
+    assert [group.words for group in found] == names
+
+
 def test_a_dual_clip_is_explained(tmp_path: Path) -> None:
     """Its bound stands in the notes, the first word with a capital."""
     folders = [write_run(tmp_path, Recipe(name, 0, 0, preset=name), 0, 5) for name in ("grpo", "grpo_dual_clip")]
@@ -191,6 +220,31 @@ def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
     assert headline(many) == f"All {MANY + 1} runs are undecided." and many.sentences == []
 
 
+@pytest.mark.parametrize("gone", ["eval/accuracy", "rollout_corr/k3_kl"])
+def test_a_mean_says_how_many_runs_it_is_over(tmp_path: Path, gone: str) -> None:
+    """Where a seed lacks the numbers, the mean is the others', and the sentence counts them; else it counts none."""
+    seeds = [write_run(tmp_path, SIX[recipe], seed, 60) for recipe in (1, 4) for seed in (1, 2)]
+    assert " of 2 runs)" not in story(load_runs(seeds)).text
+    path = seeds[0].path / "metrics.jsonl"
+    # The first evaluation stays: one alone has no end.
+    rows = [row if row["step"] == 1 and gone == "eval/accuracy" else {k: v for k, v in row.items() if k != gone}
+            for row in map(json.loads, path.read_text().splitlines())]  # fmt: skip
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (counted,) = [s for s in map(spoken, story(load_runs(seeds)).sentences) if "(over" in s]
+    assert counted.count("(over") == 1 and "(over 1 of 2 runs) without a remedy" in counted
+    assert ("Held-out accuracy" in counted) == (gone == "eval/accuracy")
+    values = [value for _, value in load_runs(seeds)[1].series(gone)]
+    shown = f"to {values[-1]:.2f} (over" if gone == "eval/accuracy" else f"{float(f'{fmean(values):.2g}'):g} (over"
+    assert shown in counted
+
+
+@pytest.mark.parametrize(("seeds", "wanted"), [((1, 2), "with several seeds"), ((1, 1), "several times")])
+def test_runs_of_one_seed_are_no_several_seeds(tmp_path: Path, seeds: tuple[int, ...], wanted: str) -> None:
+    """The note on means names seeds only where the runs of a config differ in them."""
+    told = story(load_runs([write_run(tmp_path, SIX[1], seed, 5) for seed in seeds]))
+    assert told.notes[-1].startswith(f"Where a config ran {wanted}, accuracy and KL are ")
+
+
 ACROSS = "Configs are compared across seeds"
 SEEDS: dict[str, tuple[list[tuple[int, int]], str]] = {
     "one seed": ([(1, 7), (4, 7)], ""),
@@ -210,8 +264,8 @@ def test_runs_of_different_seeds_are_said_to_be(tmp_path: Path, case: str) -> No
     """One sentence tells replicates of a config from configs that are compared across seeds; none where all agree."""
     made, wanted = SEEDS[case]
     told = story(load_runs([write_run(tmp_path, SIX[recipe], seed, 5) for recipe, seed in made]))
-    sentences = ["".join(words.text for words in sentence) for sentence in told.sentences]
-    assert [said for said in sentences if "replicates" in said or ACROSS in said] == [wanted] * bool(wanted)
+    found = [said for said in map(spoken, told.sentences) if "replicates" in said or ACROSS in said]
+    assert found == [wanted] * bool(wanted)
 
 
 def test_many_configs_are_compared_across_seeds_that_are_listed_or_counted(tmp_path: Path) -> None:

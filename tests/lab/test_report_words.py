@@ -9,7 +9,7 @@ import pytest
 from markupsafe import escape
 
 from lab.records import RunFolder
-from lab.report.differences import UNSET, differences
+from lab.report.differences import PRESETS_OWN, UNSET, differences
 from lab.report.glossary import TERMS, Glossary
 from lab.report.run_page import render
 from lab.report.runs import load_runs
@@ -46,7 +46,15 @@ def test_names_seeds_and_places_are_no_difference(folders: list[RunFolder]) -> N
     [
         ("num_steps: 5", "num_steps: 50", "num_steps", ("5", "50", "5")),
         ("correction: null", "correction: null, eps_low: 0.2", "objective.eps_low", (UNSET, "0.2", UNSET)),
-        ("correction: null", "correction: {name: token_is}", "objective.correction", ("none", "token_is", "none")),
+        (
+            "correction: null",
+            "correction: {name: token_is}",
+            "objective.correction",
+            (PRESETS_OWN, "token_is", PRESETS_OWN),
+        ),
+        ("correction: null", "correction: {name: none}", "objective.correction", (PRESETS_OWN, "none", PRESETS_OWN)),
+        ("backend: sandbox", "backend: sandbox\nnew: null", "new", (UNSET, "null", UNSET)),
+        ("backend: sandbox", "backend: sandbox\nnew: {x: null}", "new", (UNSET, "x null", UNSET)),
         ("num_prompts: 16", "num_prompts: 17", "batch.num_prompts", ("16", "17", "16")),
         ("backend: sandbox", "backend: sandbox\nnew: {block: {x: 1.0e-9}}", "new", (UNSET, "block x 1e-09", UNSET)),
         ("scale: channel", "scale: channel, seed: 5", "engine.defects", None),
@@ -77,14 +85,50 @@ def test_a_column_of_its_own_tells_what_it_tells(folders: list[RunFolder]) -> No
     assert found.field == "engine.prefix_cache"
 
 
+def precision(**changes: str) -> str:
+    """The blocks of a cluster run that state precisions."""
+    fields = {"compute": "bf16", "weights": "same", "kernels": "auto", "kv_cache": "same", "batch_invariant": "null"}
+    trained, fields = changes.pop("training", "fp32"), fields | changes
+    block = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    return f"backend: scaled\nrollout: {{precision: {{{block}}}}}\ntraining: {{precision: {trained}}}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"weights": "fp8_block", "kv_cache": "fp8", "compute": "fp16"}, []),
+        ({"weights": "fp8_block", "training": "bf16"}, ["training.precision"]),
+        ({"weights": "fp8_block", "kernels": "rounded"}, ["precision.kernels"]),
+        ({"weights": "fp8_block", "batch_invariant": "true"}, ["precision.batch_invariant"]),
+    ],
+)
+def test_a_clusters_engine_tells_three_fields(
+    folders: list[RunFolder], changes: dict[str, str], told: list[str]
+) -> None:
+    """Its words are of compute, weights and cache; another field is said, also where the words differ."""
+    change(folders[0], "backend: sandbox", precision())
+    change(folders[1], "backend: sandbox", precision(**changes))
+    assert [found.name for found in differences(load_runs(folders[:2]))] == told
+
+
+def test_a_field_is_told_by_its_own_words_alone(folders: list[RunFolder]) -> None:
+    """Two defects of the same words are said though the engine's text differs in the precision of training."""
+    change(folders[1], "scale: channel", "scale: channel, seed: 5")
+    for folder, trained in zip(folders, ("fp32", "bf16"), strict=False):
+        change(folder, "backend: sandbox", f"backend: sandbox\ntraining: {{precision: {trained}}}")
+    runs = load_runs(folders[:2])
+    assert [found.field for found in differences(runs)] == ["engine.defects"]
+    assert [run.engine for run in runs] == [words := runs[0].engine, f"{words} (training in bf16)"]
+
+
 def test_two_runs_show_both_values(folders: list[RunFolder]) -> None:
-    """Of two runs neither has the usual value: clip against no clip reads as such, not as one preset twice."""
+    """Of two runs neither has the usual value: a clip reads as one, not as one preset twice."""
     change(folders[0], "correction: null", "correction: null, eps_high: 0.27")
     change(folders[1], "correction: null", "correction: null, eps_high: null")
     (found,) = differences(load_runs(folders[:2]))
-    assert found.values == ("0.27", "none") and found.usual is None
+    assert found.values == ("0.27", PRESETS_OWN) and found.usual is None
     html = render(folders[:2])
-    assert all(f"objective.eps_high <b>{value}</b>" in html for value in found.values)
+    assert all(f"objective.eps_high <b>{escape(value)}</b>" in html for value in found.values)
 
 
 def test_short_names_tell_fields_apart(folders: list[RunFolder]) -> None:

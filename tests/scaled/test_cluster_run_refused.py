@@ -48,5 +48,5 @@ def test_a_model_of_other_tokens_is_refused(model: Path, tmp_path: Path) -> None
 def test_a_missing_package_is_one_line(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without vLLM the run says what is missing and how to install it."""
     monkeypatch.setitem(scaled.checks.NEEDED, "vllm_is_not_here", ())
-    with pytest.raises(ValueError, match=r"backend: scaled needs vllm_is_not_here, .* 'firstorder\[scaled\]'"):
+    with pytest.raises(ValueError, match=r"backend: scaled needs vllm_is_not_here, .* '\.\[scaled\]' in the checkout"):
         scaled.run.run(config(model, tmp_path), progress="none")

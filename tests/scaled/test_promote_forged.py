@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from lab.records import RunFolder
 from lab.strict import ConfigError, validate
 from lab.verdict import judge
 from scaled.config import ScaledRun
+from scaled.promotion_checks import unknown
 from scaled.promotion_records import check_traces
 from scaled.promotion_runs import read_run
 from tests.scaled.promotion_world import RULES, folder_of, refused, rewrite_row
@@ -112,6 +114,28 @@ def test_a_run_that_was_continued_elsewhere_says_so(here: Path) -> None:
         assert isinstance(result, ScaledRun) and result.evidence is not None
         told = [line for line in result.evidence.unknown if "it was continued with another" in line]
         assert [line.endswith("with another commit than it began with.") for line in told] == [True] * len(later)
+
+
+def test_code_and_files_that_are_not_known_say_so(here: Path) -> None:
+    """In the evidence: code that git did not call an unchanged commit, runs of other commits, and a run whose manifest
+    lacks the files that its config names."""
+    one, two = (read_run(folder_of("run", seed), Schemas()) for seed in (0, 1))
+
+    def told(words: str, first: dict[str, object], second: dict[str, object]) -> list[str]:
+        known = {"commit": "a" * 40, "has_local_changes": False, "inputs": {}}
+        runs = [replace(run, manifest=known | new) for run, new in ((one, first), (two, second))]
+        return [line for line in unknown(runs) if words in line]
+
+    assert told("commit", {}, {}) == told("", {}, {})[:1]  # the general one: "on the same commit"
+    for changes in (True, None):
+        (line,) = told("not known to be a commit", {"has_local_changes": changes}, {})
+        assert line.startswith(f"{one.name}: ")
+    assert len(told("not known to be a commit", {"commit": None}, {"commit": None})) == 2
+    (line,) = told("different commits", {}, {"commit": "b" * 40})
+    assert "aaaaaaaaaaaa" in line and "bbbbbbbbbbbb" in line and one.name in line and two.name in line
+    assert told("different commits", {}, {"commit": None}) == []
+    (line,) = told("files that its config names", {"inputs": None}, {})
+    assert line.startswith(f"{one.name}: ")
 
 
 def test_a_run_without_hashes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from lab.strict import ConfigError, validate
 from lab.verdict import VerdictRules, judge
 from scaled.config import ScaledRun
 from scaled.promote import promote as promote_runs
-from scaled.promotion_checks import Accuracy
+from scaled.promotion_checks import Accuracy, require_same_config
 from scaled.promotion_runs import TrialRun, read_run
 from tests.scaled.promotion_world import TARGET_BASE, folder_of, refused
 
@@ -108,6 +108,31 @@ def test_runs_of_different_configs(here: Path, capsys: pytest.CaptureFixture[str
     again = one.with_name(f"20300101T000000Z-{one.name[-12:]}")
     shutil.copytree(one, again)
     assert refused(capsys, one, again) == "seed: expected runs of different seeds, got 2 runs of seed 0"
+
+
+def test_runs_of_other_files(here: Path) -> None:
+    """Runs that read other weights or problems under the same path are refused by the first such path, and a file
+    that only one had; a run without a record of its files is compared with none."""
+    target = load("target.yaml", [], Schemas())
+    assert isinstance(target, ScaledRun)
+    one, two = (read_run(folder_of("run", seed), Schemas()) for seed in (0, 1))
+
+    def reading(run: TrialRun, **inputs: str) -> TrialRun:
+        return replace(run, manifest={**run.manifest, "inputs": inputs})
+
+    promote_runs([reading(one, a="11", b="22"), reading(two, b="22", a="11")], target)
+    for theirs, line in (
+        ({"a": "11", "b": "33", "c": "44"}, rf"^b: .*, got 22 in {one.name} and 33 in {two.name}$"),
+        ({"a": "11"}, rf"^b: .*, got 22 in {one.name} and no such file in {two.name}$"),
+        ({"a": "11", "b": "22", "c": "44"}, rf"^c: .*, got no such file in {one.name} and 44 in {two.name}$"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            promote_runs([reading(one, a="11", b="22"), reading(two, **theirs)], target, "also with a reason")
+    old = replace(one, manifest={name: value for name, value in one.manifest.items() if name != "inputs"})
+    promote_runs([old, reading(two, a="11")], target)
+    last = replace(reading(two, a="33"), name="last", config=two.config.model_copy(update={"seed": 2}))
+    with pytest.raises(ConfigError, match=r"^a: .*, got 11 in run/.* and 33 in last$"):
+        require_same_config([old, reading(two, a="11"), last])
 
 
 def spoil_config(folder: Path) -> None:

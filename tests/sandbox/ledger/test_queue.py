@@ -110,7 +110,13 @@ def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "is_made_again"),
-    [({}, False), ({"commit": "b"}, True), ({"has_local_changes": True}, True), ({"commit": None}, True)],
+    [
+        ({}, False),
+        ({"commit": "b"}, True),
+        ({"has_local_changes": True}, True),
+        ({"commit": None}, True),
+        ({"has_local_changes": None}, True),
+    ],
 )
 def test_a_row_that_was_not_added_is_found_in_its_run(
     changes: dict[str, Any], is_made_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
