@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.files import TEMPORARY, atomic_folder, disk_errors
+from lab.tasks.tokenizers import TOKENIZER_FILES
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "generation_config.json",
+COPIED = (
+    *TOKENIZER_FILES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt",
+    "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 """The files copied from the folder that the model was opened from."""
 
@@ -33,12 +34,22 @@ def write_folder(to: Path, fill: Callable[[Path], None]) -> bool:
     return True
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a Hugging Face folder has the file of a tokenizer, whatever others are about it."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
 def copy_tokenizer(source: Path, folder: Path) -> bool:
-    """Copies the tokenizer's files; False where there are none."""
-    found = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    for name in found:
-        shutil.copyfile(source / name, folder / name)
-    return bool(found)
+    """Copies the tokenizer's files; False, and nothing is copied, where there is no tokenizer.
+
+    The end tokens in a generation config mean nothing without it.
+    """
+    if not has_tokenizer(source):
+        return False
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    return True
 
 
 def _holds(to: Path, fill: Callable[[Path], None]) -> bool:

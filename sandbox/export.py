@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from lab.checkpoints import read_checkpoint
-from lab.exporting import copy_tokenizer, write_folder
+from lab.exporting import copy_tokenizer, has_tokenizer, write_folder
+from lab.hf import read_json
 from lab.hf.families import FAMILIES, OWN
 from lab.records import RunFolder
 from lab.tasks.tokenizers import CharTokenizer
@@ -51,7 +52,8 @@ def trained(folder: RunFolder, config: SandboxRun, step: int | None = None) -> t
 def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
     """Writes the Hugging Face folder, whole or not at all; False if exactly this export is already there.
 
-    `tokenizer` is the task's own, or the folder that the model was loaded from, whose tokenizer files are copied.
+    `tokenizer` is the task's own, or the folder that the model was loaded from, whose tokenizer files are copied and
+    whose special tokens config.json names.
 
     Raises ValueError if only this project can open the model, or if `to` holds anything else.
     """
@@ -65,8 +67,11 @@ def write(model: MoE, tokenizer: CharTokenizer | Path, to: Path) -> bool:
 
 
 def tokenizer_of(config: SandboxRun) -> CharTokenizer | Path:
-    """The tokenizer of this config's model: its task's characters, or the folder that the model comes from."""
-    if config.model.path is not None:
+    """The tokenizer of this config's model: the folder that the model comes from, or its task's characters.
+
+    ValueError where the task needs a tokenizer and the folder has none.
+    """
+    if config.model.path is not None and has_tokenizer(Path(config.model.path)):
         return Path(config.model.path)
     tokenizer = open_task(config).tokenizer
     assert isinstance(tokenizer, CharTokenizer), "a task with its own tokenizer has one of characters"
@@ -74,10 +79,11 @@ def tokenizer_of(config: SandboxRun) -> CharTokenizer | Path:
 
 
 def _fill(model: MoE, tokenizer: CharTokenizer | Path, folder: Path) -> None:
-    save(model, folder)
+    own = isinstance(tokenizer, CharTokenizer)
+    save(model, folder, None if own else read_json(tokenizer / "config.json"))
     # safetensors creates a private file; give the weights the permissions of the config beside them.
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
-    if isinstance(tokenizer, CharTokenizer):
+    if own:
         tokenizer.save(folder)
     else:
         copy_tokenizer(tokenizer, folder)

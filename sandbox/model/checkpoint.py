@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lab.hf import ModelShape, config_fields, misfits, misshapen, parse_shape, read_json
+from lab.hf import ModelShape, config_fields, misfits, misshapen, parse_shape, read_json, some, with_special_ids
 from lab.hf.shape import Parts
 from sandbox.model.config import ModelConfig, config_of
 from sandbox.model.decoder import MoE
@@ -51,15 +51,21 @@ def read_config(folder: str | Path) -> ModelConfig:
         raise ValueError(f"{file}: {error}") from None
 
 
-def save(model: MoE, folder: str | Path) -> None:
-    """Writes config.json and model.safetensors, each atomically, for transformers and `load`."""
+def save(model: MoE, folder: str | Path, source: Mapping[str, Any] | None = None) -> None:
+    """Writes config.json and model.safetensors, each atomically, for transformers and `load`.
+
+    `source`: the fields of the config.json that the model was opened from, whose special tokens are kept.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(model.embedding.dtype).removeprefix("torch.")
-    text = json.dumps({**config_fields(model.config.shape()), "dtype": dtype}, indent=2) + "\n"
+    fields = config_fields(model.config.shape())
+    fields = fields if source is None else with_special_ids(fields, source)
+    text = json.dumps({**fields, "dtype": dtype}, indent=2) + "\n"
     # Weights before config.json: a new folder that has a config has its weights too.
     save_file(dict(to_hf(model)), folder / (WEIGHTS + ".partial"), metadata={"format": "pt"})
     os.replace(folder / (WEIGHTS + ".partial"), folder / WEIGHTS)
+    (folder / INDEX).unlink(missing_ok=True)  # of the files of a model that was here before
     (folder / "config.json.partial").write_text(text, encoding="utf-8")
     os.replace(folder / "config.json.partial", folder / "config.json")
 
@@ -197,7 +203,11 @@ def _files(folder: Path) -> list[Path]:
         outside = [name for name in weight_map.values() if Path(name).name != name]
         if outside:
             raise ValueError(f"{INDEX}: expected names of files in the same folder, got {outside[0]}")
-        return [folder / name for name in sorted(set(weight_map.values()))]
+        names = sorted(set(weight_map.values()))
+        if (folder / WEIGHTS).is_file() and names != [WEIGHTS]:
+            # transformers opens the one file, the cluster's reader all: one of the two models is a leftover.
+            raise ValueError(f"expected {WEIGHTS} or {INDEX}, got both, and the index names {some(names, 1)}")
+        return [folder / name for name in names]
     if not (folder / WEIGHTS).is_file():
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         if pickles:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lab.hf import ModelShape, some
@@ -138,10 +138,13 @@ def _entries(folder: str | Path) -> Iterator[tuple[str, Sequence[int], Read]]:
     if not files:
         raise ValueError(f"expected a folder with safetensors files, got {folder}")
     for file in files:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # not a mapping: it cannot be iterated
-                view = opened.get_slice(name)
-                yield name, view.get_shape(), view.__getitem__
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # not a mapping: it cannot be iterated
+                    view = opened.get_slice(name)
+                    yield name, view.get_shape(), view.__getitem__
+        except SafetensorError as error:
+            raise ValueError(f"{file}: not a valid safetensors file ({error})") from None
 
 
 @torch.no_grad()

@@ -45,6 +45,10 @@ def check_model(shape: ModelShape, is_cpu: bool) -> None:
             f"config.json: rms_norm_eps: vLLM computes OLMoE with {OLMOE_EPS} whatever the file says, "
             f"got {shape.norm_eps}"
         )
+    if shape.family == "olmoe" and shape.gate.renormalise:
+        raise ValueError(
+            "config.json: norm_topk_prob: vLLM computes OLMoE without renormalising whatever the file says, got true"
+        )
     if shape.latent_attention is not None and is_cpu:
         raise ValueError(
             f"config.json: model_type: expected a model without latent attention on a CPU (the log-probs of vLLM 0.32 "

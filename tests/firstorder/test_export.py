@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from lab.config.load import load
 from lab.records import RunFolder
 from lab.tasks.tokenizers import load_tokenizer
 from sandbox.config import SandboxRun
-from sandbox.export import initial, trained
+from sandbox.export import initial, trained, write
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
 from sandbox.run import open_task
@@ -202,6 +203,37 @@ def test_an_opened_models_tokenizer_goes_along(here: Path) -> None:
     assert load_tokenizer("copy").encode("1+1=2") == load_tokenizer("opened").encode("1+1=2")
     ours, theirs = (load_file(Path(name, "model.safetensors")) for name in ("copy", "opened"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_folder_without_a_tokenizer_gets_the_tasks_own(here: Path) -> None:
+    """A model opened without a tokenizer is exported with its task's characters, and with no ids of other tokens."""
+    shutil.copytree("out/initial", "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        Path("bare", name).unlink()
+    Path("bare", "generation_config.json").write_text('{"eos_token_id": 50279}')
+    Path("bare.yaml").write_text("base: tiny.yaml\nmodel: {path: bare}\n")
+    assert main(["export", "bare.yaml", "--to", "copy"]) == 0
+    assert load_tokenizer("copy").encode("1+1=") == load_tokenizer("out/initial").encode("1+1=")
+    files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {p.name for p in Path("copy").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    "ids", [{"bos_token_id": 3, "eos_token_id": [5, 6], "pad_token_id": None}, {"bos_token_id": 1}]
+)
+def test_special_tokens_go_along(here: Path, ids: dict[str, Any]) -> None:
+    """config.json of an opened model's export names the start, end and padding tokens that its own did."""
+    shutil.copytree("out/initial", "opened")
+    path = Path("opened", "config.json")
+    fields = json.loads(path.read_text())
+    fields = {name: value for name, value in fields.items() if not name.endswith("_token_id")} | ids
+    path.write_text(json.dumps(fields))
+    assert write(load_model("opened"), Path("opened"), Path("copy"))
+    exported = json.loads(Path("copy", "config.json").read_text())
+    assert {name: value for name, value in exported.items() if name.endswith("_token_id")} == ids
+    theirs, ours = (transformers.AutoConfig.from_pretrained(name) for name in ("opened", "copy"))
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(theirs, name) == getattr(ours, name)
 
 
 def test_the_demo_model_suits_fp8_blocks() -> None:

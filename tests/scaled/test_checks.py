@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_what_the_engine_would_refuse_is_refused_at_once(
     check_config(config(model, tmp_path))
     with pytest.raises(ValueError, match=message):
         check_config(config(model, tmp_path, *words))
+
+
+def test_a_model_that_vllm_reads_otherwise_is_refused_at_once(model: Path, tmp_path: Path) -> None:
+    """vLLM never renormalises OLMoE's gates, so that a file that asks for it would make another model."""
+    fields = json.loads((model / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(model / "model.safetensors")
+    olmoe = {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "rms_norm_eps": 1e-5}
+    for renormalises in (False, True):
+        (tmp_path / "config.json").write_text(json.dumps(fields | olmoe | {"norm_topk_prob": renormalises}))
+        if not renormalises:
+            assert not check_config(config(tmp_path, tmp_path)).gate.renormalise
+            continue
+        with pytest.raises(ValueError, match=r"^config.json: norm_topk_prob: vLLM computes OLMoE without .* got true$"):
+            check_config(config(tmp_path, tmp_path))
 
 
 @pytest.mark.parametrize(("training", "engine", "size"), [("bf16", "fp32", 4), ("fp32", "bf16", 2)])

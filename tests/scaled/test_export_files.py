@@ -24,6 +24,7 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.hf import parse_shape, read_json
 from lab.records import RunFolder
+from lab.tasks.tokenizers import load_tokenizer
 from sandbox.bench.memory import peak_bytes
 from scaled.export import export
 from scaled.megatron_engine.checkpoint_index import COMMON
@@ -141,6 +142,21 @@ def test_config_and_tokenizer_go_along(made: Path, run: RunFolder, tmp_path: Pat
     files = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == files
     assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o444 == 0o444
+
+
+def test_what_the_export_lacks_is_not_named(made: Path, run: RunFolder, tmp_path: Path) -> None:
+    """Without its Python files config.json names no class of theirs; without a tokenizer the end is the task's own."""
+    source = tmp_path / "model"
+    shutil.copytree(made / "model", source)
+    fields = read_json(source / "config.json") | {"auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    (source / "config.json").write_text(json.dumps(fields))
+    (source / "generation_config.json").write_text('{"eos_token_id": 163586}')
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace(str(made / "model"), str(source)))
+    exported([str(run.path)], tmp_path / "out")
+    assert "auto_map" not in read_json(tmp_path / "out" / "config.json")
+    tokenizer = load_tokenizer(tmp_path / "out")
+    assert tokenizer.end_ids == (tokenizer.eos_id,)
 
 
 def test_files_of_a_bounded_size(run: RunFolder, tmp_path: Path) -> None:

@@ -211,6 +211,21 @@ def test_a_folder_without_weights_is_refused(errors: Any) -> None:
     assert errors[0]["no file"].startswith("expected a folder with safetensors files, got ")
 
 
+@pytest.mark.filterwarnings("ignore")  # Megatron-core's at its import
+@pytest.mark.parametrize("kept", [0, 5, 200, -10])
+def test_a_torn_file_is_named(kept: int, folders: dict[str, Path], tmp_path: Path) -> None:
+    """A file of which only a part was written is one line with its name."""
+    from scaled.megatron_engine.weights import _entries
+
+    for file in folders["qwen3_moe"].glob("*.safetensors"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    torn = tmp_path / "model-1.safetensors"
+    torn.write_bytes(torn.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"/model-1\.safetensors: not a valid safetensors file \(") as caught:
+        list(_entries(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 def test_types_are_converted(errors: Any) -> None:
     """Files in bf16 fill an fp32 rank with their values; a bf16 rank rounds those of fp32 files."""
     _, is_converted, types, is_rounded = errors

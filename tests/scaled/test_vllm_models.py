@@ -51,6 +51,13 @@ def test_what_vllm_would_compute_otherwise_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_fields(olmoe.shape())))
     with pytest.raises(ValueError, match=r"rms_norm_eps: vLLM computes OLMoE with 1e-05 .* got 1e-06"):
         VllmEngine(tmp_path, RolloutBlock(), (world.STOP,))
+    # A norm over the whole projection names a model OLMoE, with the sandbox's default gate, too.
+    renormalised = replace(world.model_config(), **MODELS["OLMoE"] | {"gate": GATES["qwen3"]})
+    save(MoE(renormalised, stream(0, "renormalised")), tmp_path)
+    with pytest.raises(ValueError, match=r"norm_topk_prob: vLLM computes OLMoE without .* got true$") as caught:
+        VllmEngine(tmp_path, RolloutBlock(), (world.STOP,))
+    assert "\n" not in str(caught.value)
+    environment.check_model(replace(world.model_config(), **MODELS["OLMoE"]).shape(), is_cpu=True)
     moonlight = load_shape("nowhere", "moonlight-16b-a3b")
     with pytest.raises(ValueError, match=r"without latent attention on a CPU .* got deepseek_v3"):
         environment.check_model(moonlight, is_cpu=True)

@@ -30,6 +30,7 @@ SHAPE = ModelShape(
     experts_per_token=2, expert_size=12,
 )  # fmt: skip
 OURS = config_fields(SHAPE)
+GREEDY, LIMITED = {"topk_method": "greedy"}, {"topk_method": "group_limited_greedy"}
 
 
 def sizes(family: str, **changes: Any) -> dict[str, Any]:
@@ -133,6 +134,16 @@ def test_one_list_is_refused_by_both_worlds(row: Any) -> None:
         ("dots1", {"topk_group": 0}, "sandbox", "topk_group: expected an integer of 1 to .*got 0"),
         ("qwen3_moe", {"mlp_only_layers": [0, 5]}, "sandbox", r"mlp_only_layers: expected distinct .*got \[0, 5\]"),
         ("firstorder_moe", OURS | {"qk_norm": "heads"}, "sandbox", "qk_norm: expected head, projection .*got .heads"),
+        ("mixtral", {"rope_scaling": {"rope_theta": "1e6"}}, "sandbox", "rope_scaling.rope_theta: expected a positive"),
+        ("mixtral", {"rope_scaling": {"rope_theta": None}}, "scaled", "rope_scaling.rope_theta: .*number, got null"),
+        ("deepseek_v2", {"n_group": 3}, "scaled", "topk_group: expected 3 .*, got 1"),
+        ("deepseek_v2", GREEDY | {"n_group": 3, "topk_group": 2}, "scaled", "topk_group: expected 3 .*, got 2"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "scaled", "norm_topk_prob: expected false .*, got true"),
+        ("deepseek_v2", GREEDY | {"norm_topk_prob": True}, "scaled", "norm_topk_prob: expected false .*, got true"),
+        ("deepseek_v2", LIMITED | {"norm_topk_prob": True}, "scaled", "norm_topk_prob: expected false .*, got true"),
+        ("olmoe", {"vocab_size": None}, "sandbox", "field 'vocab_size' is missing"),
+        ("olmoe", {"hidden_size": None}, "scaled", "field 'hidden_size' is missing"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "scaled", "field 'kv_lora_rank' is missing"),
         ("firstorder_moe", OURS | {"qk_norm": ["head"]}, "sandbox", r"qk_norm: expected head, .*got \["),
     ],
 )  # fmt: skip
@@ -141,6 +152,72 @@ def test_a_refusal_names_the_field(family: str, changes: dict[str, Any], world: 
     with pytest.raises(ValueError, match=f"^here: {line}") as error:
         parse_shape(sizes(family, **changes), "here", world)
     assert "\n" not in str(error.value)
+
+
+ROPES = {
+    "only in rope_scaling": {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6}},
+    "rope_scaling and beside it": {"rope_theta": 2e4, "rope_scaling": {"rope_type": "default", "rope_theta": 1e6}},
+    "beside a rope_scaling without": {"rope_theta": 2e4, "rope_scaling": {"rope_type": "default"}},
+    "rope_scaling and rope_parameters": {"rope_scaling": {"rope_theta": 1e6}, "rope_parameters": {"rope_theta": 5e5}},
+    "rope_parameters beside a rope_scaling without": {
+        "rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e5},
+    },
+    "rope_parameters beside an empty rope_scaling": {"rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}},
+    "rope_parameters beside null": {"rope_theta": 2e4, "rope_scaling": None, "rope_parameters": {"rope_theta": 5e5}},
+    "nowhere": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ropes", ROPES.values(), ids=ROPES)
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_the_base_of_the_rotation_is_transformers_own(family: str, ropes: dict[str, Any]) -> None:
+    """Wherever a file states the base, once or in several places, it is the one that transformers takes."""
+    transformers = pytest.importorskip("transformers")
+    fields = json.dumps(sizes(family, **ropes))
+    theirs = transformers.AutoConfig.for_model(**json.loads(fields)).rope_parameters["rope_theta"]
+    assert parse_shape(json.loads(fields)).rope_theta == theirs
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "dots1"])
+def test_what_a_deepseek_file_leaves_out_is_its_class_s(family: str) -> None:
+    """A field of the gate, the shared experts, the dense layers or the queries that is absent is transformers' own."""
+    transformers = pytest.importorskip("transformers")
+    silent = (
+        "n_group", "topk_group", "routed_scaling_factor", "n_shared_experts", "first_k_dense_replace", "q_lora_rank",
+        "norm_topk_prob",
+    )  # fmt: skip
+    fields = sizes(family, n_routed_experts=32, num_hidden_layers=5)
+    fields = {name: value for name, value in fields.items() if name not in silent}
+    if family == "dots1":
+        fields["n_shared_experts"] = 1  # its class has no number of its own
+    theirs = transformers.AutoConfig.for_model(**fields)
+    shape = parse_shape(fields)
+    gate = shape.gate
+    assert (gate.num_groups, gate.num_top_groups) == (theirs.n_group or 1, theirs.topk_group or 1)
+    assert (gate.scaling, gate.renormalise) == (theirs.routed_scaling_factor, theirs.norm_topk_prob)
+    assert shape.shared_expert_size == theirs.n_shared_experts * theirs.moe_intermediate_size
+    assert len(shape.dense_layers) == theirs.first_k_dense_replace
+    if shape.latent_attention is not None:
+        assert shape.latent_attention.query_rank == theirs.q_lora_rank
+
+
+def test_groups_of_deepseek_v2_are_those_of_its_method() -> None:
+    """`greedy` with all groups and `group_limited_greedy` with some are read as they stand."""
+    every = parse_shape(sizes("deepseek_v2", n_group=3, topk_group=3, **GREEDY))
+    some = parse_shape(sizes("deepseek_v2", n_group=3, topk_group=2, **LIMITED))
+    assert [(s.gate.num_groups, s.gate.num_top_groups) for s in (every, some)] == [(3, 3), (3, 2)]
+
+
+NULLS = ("rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "routed_scaling_factor", "rope_theta")
+
+
+@pytest.mark.parametrize("name", NULLS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_null_field_has_its_default(family: str, name: str) -> None:
+    """null is as good as absent in a field that has a default."""
+    fields = OURS if FAMILIES[family].is_own else sizes(family)
+    absent = {key: value for key, value in fields.items() if key != name}
+    assert parse_shape(absent | {name: None}) == parse_shape(absent)
 
 
 def refusal(fields: dict[str, Any], world: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from lab.hf.shards import write_weights
 from sandbox.model import MoE, load
 from sandbox.model.checkpoint import load_hf, save, to_hf
 from tests.sandbox.model.hf_shapes import SHAPES
@@ -185,3 +186,35 @@ def test_bfloat16_files_open_in_float32(folders, tmp_path):
     (tmp_path / "config.json").write_text((folders["qwen3"] / "config.json").read_text())
     for name, tensor in to_hf(load(tmp_path)):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, weights[name].float())
+
+
+def sharded(model: MoE, folder: Path) -> None:
+    """The model as two files and their index."""
+    save(model, folder)
+    whole = load_file(folder / "model.safetensors")
+    write_weights(folder, {n: (tuple(t.shape), t.dtype) for n, t in whole.items()}, whole.__getitem__, 20_000)
+    (folder / "model.safetensors").unlink()
+
+
+def test_a_saved_model_is_the_one_that_opens(tmp_path):
+    """save over a folder of several files takes their index away: both readers open what was saved last."""
+    older, newer = (MoE(CONFIGS["qwen3"], stream(seed, "over")) for seed in (0, 1))
+    sharded(older, tmp_path)
+    assert torch.equal(load(tmp_path).embedding, older.embedding)
+    save(newer, tmp_path)
+    assert torch.equal(load(tmp_path).embedding, newer.embedding)
+    assert torch.equal(theirs(tmp_path).model.embed_tokens.weight, newer.embedding)
+
+
+def test_one_file_and_the_index_of_others_are_refused(tmp_path):
+    """transformers would open the one file, vLLM all: such a folder is no model; an index of that one file is."""
+    model = MoE(CONFIGS["qwen3"], stream(0, "both"))
+    sharded(model, tmp_path)
+    one = dict(to_hf(model))
+    save_file(one, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"expected model.safetensors or .*index.json, got both") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+    index = {"weight_map": dict.fromkeys(one, "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(load(tmp_path).embedding, model.embedding)
