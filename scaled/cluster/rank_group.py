@@ -260,7 +260,7 @@ class ScoringGroup(ActorGroup):
             silent: list[int] = []
             for i, ping in enumerate(pings):
                 try:
-                    fetch(ping, timeout=0)
+                    fetch(ping, timeout=0.0)
                 except RayActorError:
                     raise RankDied(f"rank {i} of {len(pings)} died; rank {rank} said: {cause}", i) from None
                 except GetTimeoutError:

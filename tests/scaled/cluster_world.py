@@ -123,8 +123,9 @@ class ReplicaRank:
 
     def __init__(self, rank: int, num_ranks: int, store: Store, engine: SandboxTrainingEngine, timeout_s: float):
         torch.set_num_threads(1)
-        timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
+        # From here on: on a busy machine the other rank may start much later than a collective may be late.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
         self.index, self.num_ranks = rank, num_ranks
         self.engine = engine
 
