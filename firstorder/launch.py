@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,15 +47,10 @@ def launch(
     """
     from firstorder.plan import read_config
     from lab.files import atomic_write
-    from lab.strict import ConfigError
     from scaled.launch import Options, script
     from scaled.plan.summary import make_plan, require_fit
 
-    for word in (config, *context.args):
-        # Not read as a field of the config: it would take the next word as its value.
-        if word in ("--fresh", "--resume", "--resume-if-any"):
-            start = f"{'sbatch' if kind == 'slurm' else 'bash'} FILE --resume-if-any"
-            raise ConfigError(f"{word}: expected after the script, as in `{start}`, got it with launch")
+    _refuse_start_words([config, *context.args], "sbatch" if kind == "slurm" else "bash")
     path, overrides, run_config = read_config([config, *context.args])
     require_fit(make_plan(run_config))
     # The command's words, not the resolved config: the job reads CONFIG when it starts.
@@ -71,3 +67,13 @@ def launch(
         typer.echo(
             f"not on this machine: {', '.join(missing)}; every node needs what model.path and task name", err=True
         )
+
+
+def _refuse_start_words(words: Sequence[str], program: str) -> None:
+    """ConfigError for a word that is the script's: as a field of the config it would take the next one as its value."""
+    from lab.strict import ConfigError
+
+    for word in words:
+        if word in ("--fresh", "--resume", "--resume-if-any"):
+            start = f"{program} FILE --resume-if-any"
+            raise ConfigError(f"{word}: expected after the script, as in `{start}`, got it with launch")

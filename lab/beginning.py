@@ -56,17 +56,25 @@ def _of_pieces(path: Path) -> str:
     return f"sampled:{digest.hexdigest()}"
 
 
+def other_file(inputs: Mapping[str, str], others: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """The first path with two hashes in the inputs of two processes, and both, shortened; None if all are equal."""
+    for path in sorted(inputs.keys() | others.keys()):
+        one, other = (hashes.get(path, "no such file") for hashes in (inputs, others))
+        if one != other:
+            return path, one[:20], other[:20]
+    return None
+
+
 def require_same_inputs(folder: RunFolder, inputs: Mapping[str, str]) -> None:
     """ConfigError, naming the first file, where a run that continues would read others than it began with."""
     # Empty for a run that begins.
-    before = folder.manifest().get("inputs") or inputs
-    for path in sorted(before.keys() | inputs.keys()):
-        old, new = (hashes.get(path, "no such file") for hashes in (before, inputs))
-        if old != new:
-            raise ConfigError(
-                f"{path}: expected the file with which the run in {folder.path} began ({old[:20]}), got another "
-                f"({new[:20]}); put it back, or start again with --fresh"
-            )
+    found = other_file(folder.manifest().get("inputs") or inputs, inputs)
+    if found is not None:
+        path, old, new = found
+        raise ConfigError(
+            f"{path}: expected the file with which the run in {folder.path} began ({old}), got another ({new}); put it "
+            "back, or start again with --fresh"
+        )
 
 
 def record_process(folder: RunFolder, environment: Mapping[str, Any], inputs: Mapping[str, str]) -> None:

@@ -19,10 +19,8 @@ BOOKKEEPING = 1_000
 def check_memory(config: SandboxRun, model: ModelConfig) -> None:
     """Raises ConfigError, with the estimate and the fields behind it, if it exceeds this machine's memory."""
     sampling, batch = config.algorithm.sampling, config.algorithm.batch
-    block, held_out = config.evaluation, config.task.count_held_out()
-    # An evaluation takes no more problems than there are.
-    num_evaluated = block.max_prompts if held_out is None else min(block.max_prompts, held_out)
-    num_responses = max(batch.num_prompts * batch.num_responses, num_evaluated * block.num_samples)
+    evaluated = config.evaluation.num_problems(config.task.count_held_out()) * config.evaluation.num_samples
+    num_responses = max(batch.num_prompts * batch.num_responses, evaluated)
     weights = 4 * COPIES * num_weights(model)
     cache = 4 * sampling.max_tokens * model.num_layers * 2 * model.num_kv_heads * model.head_dim
     rollout = num_responses * (cache + 4 * model.vocab_size + BOOKKEEPING)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lab.beginning import other_file
 from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
 from lab.levels import series
@@ -54,13 +55,11 @@ def _require_same_inputs(runs: Sequence[TrialRun]) -> None:
     # Without a record nothing can be compared; `unknown` says so.
     recorded = [(run.name, run.manifest["inputs"]) for run in runs if run.manifest.get("inputs") is not None]
     for (first, mine), (other, theirs) in itertools.pairwise(recorded):
-        for path in sorted(mine.keys() | theirs.keys()):
-            one, another = (hashes.get(path, "no such file") for hashes in (mine, theirs))
-            if one != another:
-                raise ConfigError(
-                    f"{path}: expected runs that read the same file, got {one[:20]} in {first} and {another[:20]} in "
-                    f"{other}"
-                )
+        if (found := other_file(mine, theirs)) is not None:
+            path, one, another = found
+            raise ConfigError(
+                f"{path}: expected runs that read the same file, got {one} in {first} and {another} in {other}"
+            )
 
 
 def _differences(a: RunConfig, b: RunConfig) -> Iterator[tuple[str, Any, Any]]:
@@ -182,8 +181,8 @@ def accuracy(run: TrialRun) -> Accuracy | None:
     values = [value for _, value in series(run.metrics, "eval/accuracy")]
     if len(values) < 2:
         return None
-    block, held_out = run.config.evaluation, run.config.task.count_held_out()
-    num_prompts = block.max_prompts if held_out is None else min(block.max_prompts, held_out)
+    block = run.config.evaluation
+    num_prompts = block.num_problems(run.config.task.count_held_out())
     return Accuracy(values[0], values[-1], block.num_samples * num_prompts)
 
 

@@ -25,6 +25,10 @@ class EvaluationBlock(Strict):
     max_prompts: int = Field(default=128, ge=1, description="held-out problems used, from the first one on")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature of the evaluation")
 
+    def num_problems(self, num_held_out: int | None) -> int:
+        """Problems of an evaluation: `max_prompts`, or all that are held out if there are fewer (None: not known)."""
+        return self.max_prompts if num_held_out is None else min(self.max_prompts, num_held_out)
+
 
 class CheckpointBlock(Strict):
     """The checkpoints from which a killed run continues."""

@@ -330,10 +330,9 @@ either baseline is an expectation; cells as above, plus responses with an end to
 baseline per token to the mean: medians over cells, with the range in brackets."""
 
 PICTURED = (
-    "[![Error with 1,024 responses over the least of the cell, by objective, gap and staleness](images/league.svg)]"
-    "(images/league.svg)\n\n"
-    "*The error with 1,024 responses at the best step length, over the least of the cell: medians over temperatures "
-    "and\nrewards. Gap: KL(mu, old); stale: KL(old, pi); both in nats per token.*"
+    "[![Error with 1,024 responses, by objective, gap and staleness](images/league.svg)](images/league.svg)\n\n"
+    "*The error at the best step length over the least of the cell: medians over temperatures and rewards. Gap:\n"
+    "KL(mu, old); stale: KL(old, pi); both in nats per token.*"
 )
 
 
