@@ -108,6 +108,7 @@ def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize(
     ("changes", "is_made_again"),
     [
@@ -119,10 +120,10 @@ def test_a_row_has_the_first_step_and_every_evaluation(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_was_not_added_is_found_in_its_run(
-    changes: dict[str, Any], is_made_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], is_made_again: bool, is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue killed between a run's end and its row: the next takes the row, with its times, where the same commit
-    made it, and makes the run again where other code may have."""
+    made it, and makes the run again where other code may have, in the first process or in the second."""
     (one, *_) = cells_of(tmp_path, 4)
     clean = {"commit": "a", "has_local_changes": False}
 
@@ -130,12 +131,13 @@ def test_a_row_that_was_not_added_is_found_in_its_run(
         for module in (cells, queue):
             monkeypatch.setattr(module, "manifest", lambda seed: manifest(seed) | at, raising=False)
 
-    place(clean)
+    first, second = (clean | changes, clean) if is_first else (clean, clean | changes)
+    place(first)
     row = run_cell(one, str(tmp_path), compiled=False)
-    place(clean | changes)
+    place(second)
     found = run_cell(one, str(tmp_path), compiled=False)
     assert len(list(tmp_path.glob("tiny-plain-0/*/verdict.json"))) == 1 + is_made_again
-    assert _without_times(row | clean | changes) == _without_times(found)
+    assert _without_times(row | second) == _without_times(found)
     assert is_made_again or found == row
 
 
