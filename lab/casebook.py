@@ -58,9 +58,12 @@ def resumable(config: Recorded, file: str) -> RunFolder | None:
 
 
 def keep_case(folder: RunFolder, rows: Rows) -> None:
-    """Adds the rows of the next case to cases.jsonl, and waits until the disk has them."""
+    """Adds the rows of the next case to cases.jsonl, and waits until the disk has them.
+
+    In the notation of Python's json, which has NaN and Infinity: only a continued study reads them, to the same bits.
+    """
     plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
-    append_line(folder.path / CASES, json.dumps(plain, allow_nan=False).encode())
+    append_line(folder.path / CASES, json.dumps(plain).encode())
 
 
 def kept_cases(folder: RunFolder) -> list[Rows]:
@@ -92,9 +95,12 @@ def read(path: str | Path, kind: str) -> pd.DataFrame:
 
 
 def write(folder: RunFolder, file: str, frame: pd.DataFrame, meanings: Mapping[str, str]) -> Path:
-    """Writes the frame as the JSON file, which marks the study as done; its path. Missing values are null."""
+    """Writes the frame as the JSON file, which marks the study as done; its path.
+
+    Missing values are null. JSON has no infinity, so it stands as the text "inf" or "-inf", which `float` reads.
+    """
     path = folder.path / file
-    columns = {str(name): [_plain(value) for value in frame[name]] for name in frame}
+    columns = {str(name): [_worded(_plain(value)) for value in frame[name]] for name in frame}
     meaning = {name: meanings[name] for name in columns if name in meanings}
     atomic_write(path, json.dumps({**frame.attrs, "meaning": meaning, "columns": columns}, allow_nan=False) + "\n")
     # Only now: until the JSON file is whole, the cases are all that a killed study continues from.
@@ -111,7 +117,12 @@ def newest(path: Path, file: str) -> Path | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value for JSON; null where it is missing or not finite."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
+    """The value as one of Python's own; None where it is missing."""
+    return None if value is pd.NA else value.item() if isinstance(value, np.generic) else value
+
+
+def _worded(value: Any) -> Any:
+    """The value for JSON: None for nan, and text for an infinity."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)

@@ -1,13 +1,9 @@
-"""The records of a flow: those of lab/casebook.py, with flow.json for all rows and flow.html for the page.
-
-JSON has no infinity, so flow.json says "inf"; older records, and the cases of a flow that was cut short, have null.
-"""
+"""The records of a flow: those of lab/casebook.py, with flow.json for all rows and flow.html for the page."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,25 +24,14 @@ def read(path: str | Path) -> pd.DataFrame:
         raise ValueError(f"{path}: expected the records of a flow, got none of {', '.join(missing)}")
     for name in (name for name in COLUMNS if name not in WORDS):
         frame[name] = frame[name].astype("float64")
-    return _with_infinities(frame)
+    # Older records have null for an infinity: B's, for no noise, and that of a mu that never takes what old does. A
+    # policy that is itself nan has no KL either way, and its nulls are nan.
+    is_inf = frame["kl_old_mu"].isna() & frame["kl_mu_old"].notna()
+    restored = frame.assign(B=frame["B"].fillna(math.inf), kl_old_mu=frame["kl_old_mu"].mask(is_inf, math.inf))
+    restored.attrs = dict(frame.attrs)  # pandas does not promise to keep them
+    return restored
 
 
 def write(folder: RunFolder, frame: pd.DataFrame) -> Path:
     """Writes flow.json, which marks the flow as done, and returns its path."""
-    worded = _with_infinities(frame).map(_worded)
-    worded.attrs = dict(frame.attrs)  # pandas does not promise to keep them
-    return casebook.write(folder, FILE, worded, COLUMNS)
-
-
-def _with_infinities(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with inf where a null stood for it: no noise in B, and a mu that never takes what old does."""
-    # A policy that is itself nan has no KL either way, and its nulls are nan.
-    is_inf = frame["kl_old_mu"].isna() & frame["kl_mu_old"].notna()
-    restored = frame.assign(B=frame["B"].fillna(math.inf), kl_old_mu=frame["kl_old_mu"].mask(is_inf, math.inf))
-    restored.attrs = dict(frame.attrs)
-    return restored
-
-
-def _worded(value: Any) -> Any:
-    """The value, or an infinity as the text that `float` reads."""
-    return str(float(value)) if isinstance(value, float) and math.isinf(value) else value
+    return casebook.write(folder, FILE, frame, COLUMNS)

@@ -48,8 +48,6 @@ def flow(
         if report is not None:
             report(done + 1, len(cases), f"problem {problem}, {error.label}")
     frame = pd.DataFrame(rows, columns=[*COLUMNS])
-    # `former` rows come from JSON, which has no infinity: a missing B means inf, no noise.
-    frame["B"] = frame["B"].fillna(math.inf)
     frame.attrs |= {"name": config.name, "config_hash": config_hash(config)}
     return frame
 

@@ -130,9 +130,15 @@ def _collapse(group: TreatmentGroup) -> Sentence:
     start = _start(group)
     if len(group.runs) > 1:
         steps = sorted(min(int(reason["step"]) for reason in (run.verdict or {})["reasons"]) for run in fallen)
-        at = ("at step " if len(steps) == 1 else "at steps ") + listed([str(step) for step in steps])
-        return [*start, Words(f" {len(fallen)} of {len(group.runs)} runs collapsed, {at}.")]
+        return [*start, Words(f" {len(fallen)} of {len(group.runs)} runs collapsed, {_at(steps)}.")]
     return [*start, Words(f" {listed(reasons(fallen[0]))}.")]
+
+
+def _at(steps: Sequence[int]) -> str:
+    """`at step 24`, `at steps 20, 24 and 33`, or `both at step 24`."""
+    if len(set(steps)) > 1:
+        return f"at steps {listed([str(step) for step in steps])}"
+    return f"{('', 'both ', 'all ')[min(len(steps), 3) - 1]}at step {steps[0]}"
 
 
 def _remarks(group: TreatmentGroup) -> Sentence:

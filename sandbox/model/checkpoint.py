@@ -65,7 +65,9 @@ def save(model: MoE, folder: str | Path, source: Mapping[str, Any] | None = None
     # Weights before config.json: a new folder that has a config has its weights too.
     save_file(dict(to_hf(model)), folder / (WEIGHTS + ".partial"), metadata={"format": "pt"})
     os.replace(folder / (WEIGHTS + ".partial"), folder / WEIGHTS)
-    (folder / INDEX).unlink(missing_ok=True)  # of the files of a model that was here before
+    # The files of a model that was here before: the cluster's reader opens all, with or without their index.
+    for older in (folder / INDEX, *folder.glob("model-?????-of-?????.safetensors")):
+        older.unlink(missing_ok=True)
     (folder / "config.json.partial").write_text(text, encoding="utf-8")
     os.replace(folder / "config.json.partial", folder / "config.json")
 

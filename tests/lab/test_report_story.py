@@ -206,13 +206,15 @@ def test_seeds_of_one_config_are_one_group(tmp_path: Path) -> None:
     seeds = [write_run(tmp_path, recipe, seed, 60) for recipe in SIX[1:5:3] for seed in (1, 2)]
     told = story(load_runs(seeds))
     assert headline(told) == "Training collapsed without a remedy. It held with R3."
-    fallen = sorted(first_step(run) or 0 for run in load_runs(seeds[:2]))
-    assert f"Without a remedy 2 of 2 runs collapsed, at steps {fallen[0]} and {fallen[1]}." in told.text
+    fallen, again = (first_step(run) for run in load_runs(seeds[:2]))
+    assert fallen == again and f"Without a remedy 2 of 2 runs collapsed, both at step {fallen}." in told.text
     means = [fmean(run.series("eval/accuracy")[-1][1] for run in load_runs(pair)) for pair in (seeds[:2], seeds[2:])]
     assert f"to {means[0]:.2f} without a remedy" in told.text and f"{means[1]:.2f} with R3" in told.text
     assert "several seeds" in told.text and "One run each" not in told.text
     change_verdict(seeds[0], lambda verdict: verdict.pop("first_step"))  # as edited by hand: its reasons remain
     assert story(load_runs(seeds)).text == told.text
+    change_verdict(seeds[0], lambda verdict: [reason.update(step=7) for reason in verdict["reasons"]])
+    assert f"Without a remedy 2 of 2 runs collapsed, at steps 7 and {fallen}." in story(load_runs(seeds)).text
     (seeds[1].path / "verdict.json").unlink()
     assert headline(story(load_runs(seeds))) == "Of 4 runs 1 collapsed, 2 held and 1 is unfinished."
     rates = [Recipe(f"rate-{i}", 0, 0, engine=f"{FP8}\ntraining: {{x: {i}}}") for i in range(MANY + 1)]

@@ -197,13 +197,14 @@ def sharded(model: MoE, folder: Path) -> None:
 
 
 def test_a_saved_model_is_the_one_that_opens(tmp_path):
-    """save over a folder of several files takes their index away: both readers open what was saved last."""
+    """save over a folder of several files takes them and their index away: all readers open what was saved last."""
     older, newer = (MoE(CONFIGS["qwen3"], stream(seed, "over")) for seed in (0, 1))
     sharded(older, tmp_path)
     assert torch.equal(load(tmp_path).embedding, older.embedding)
     save(newer, tmp_path)
     assert torch.equal(load(tmp_path).embedding, newer.embedding)
     assert torch.equal(theirs(tmp_path).model.embed_tokens.weight, newer.embedding)
+    assert {path.name for path in tmp_path.glob("*.safetensors*")} == {"model.safetensors"}
 
 
 def test_one_file_and_the_index_of_others_are_refused(tmp_path):
