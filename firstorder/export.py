@@ -46,7 +46,9 @@ def export(
         what, written = _of_the_cluster(source, config, folder, step, to)
     else:
         what, written = _of_the_sandbox(config, folder, step, to)
-    typer.echo(f"{to}" if written else f"{to} (already there: {what})")
+    # The path alone on stdout, for scripts.
+    typer.echo(f"exported {what}" if written else f"already there: {what}", err=True)
+    typer.echo(to)
 
 
 def _of_the_sandbox(config: RunConfig, folder: RunFolder | None, step: int | None, to: Path) -> tuple[str, bool]:

@@ -20,8 +20,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of
 
 
 def require_folder_of(option: str, file: Path | None) -> None:
-    """ConfigError, naming the option, where a file would be written into a folder that does not exist."""
+    """ConfigError, naming the option, where a file would be written in place of a folder, or into one that is none."""
     from lab.strict import ConfigError
 
-    if file is not None and not file.parent.is_dir():
-        raise ConfigError(f"{option}: expected a file in a folder that exists, got {file}")
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        expected = "a file, got the folder" if file.is_dir() else "a file in a folder that exists, got"
+        raise ConfigError(f"{option}: expected {expected} {file}")

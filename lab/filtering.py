@@ -93,8 +93,9 @@ class Summary:
         kept = sum(rate in self.band for rate in self.rates)
         never, always = self.rates.count(0.0), self.rates.count(1.0)
         return (
-            f"kept {kept} of {len(self.rates)} problems, those solved in {self.band.lowest:g} to {self.band.highest:g} "
-            f"of {self.num_samples} samples ({never} never solved, {always} always): {self.filtered}"
+            f"kept {kept} of {len(self.rates)} problems, with pass rates of {self.band.lowest:g} to "
+            f"{self.band.highest:g} over {self.num_samples} samples ({never} never solved, {always} always): "
+            f"{self.filtered}"
         )
 
 

@@ -166,7 +166,8 @@ def _ratio(row: Mapping[str, Any]) -> str:
     middle = number(float(row["ratio"]))
     # Bold where the interval excludes 1, so that it is clear which objective has less bias.
     strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle
-    return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]"
+    has_interval = row["low"] > 0 or math.isfinite(row["high"])
+    return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]" if has_interval else strong
 
 
 def _turns(table: pd.DataFrame) -> str:

@@ -134,16 +134,17 @@ def at_longest(frame: pd.DataFrame) -> pd.DataFrame:
     return where(frame, frame["length"] == frame.groupby(["policy", "engine"])["length"].transform("max"))
 
 
+FEWEST = 6
+"""Fewest policies of an interval: the least and the greatest of five values have their median between them with 94%."""
+
+
 @dataclass(frozen=True)
 class MedianInterval:
-    """A median with its 95% bootstrap interval over policies."""
+    """A median with its 95% bootstrap interval over policies; from -inf to inf where these are fewer than FEWEST."""
 
     median: float
     low: float
     high: float
-
-    def __str__(self) -> str:
-        return f"{number(self.median)} [{number(self.low)}, {number(self.high)}]"
 
 
 def bootstrapped(
@@ -167,7 +168,13 @@ def bootstrapped(
 
 
 def interval(values: NDArray[np.float64], *names: str | int) -> MedianInterval:
-    """The median of the values, one per policy, with its interval; `names` is the stream of the resampling."""
+    """The median of the values, one per policy, with its interval; `names` is the stream of the resampling.
+
+    Equal values are their own interval, however few. Raises ValueError for no values, and for values that are not
+    finite.
+    """
+    if len(values) < FEWEST and np.isfinite(values).all() and len(set(values.tolist())) > 1:
+        return MedianInterval(float(np.median(values)), -math.inf, math.inf)
     return MedianInterval(*bootstrapped(values, np.median, "audit", "policy", names))
 
 
@@ -176,6 +183,7 @@ def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
 
     Below 1, the first objective has less. The ratio to an exact objective is infinite, that of two such ones 1. Levels
     without a gap, where all objectives may be exact, have no row; neither have those that lack one of the objectives.
+    The interval of fewer policies than FEWEST is from 0 to inf.
     """
     rows, distances = [], ("kl_mu_pi", "kl_sequence")
     gaps = where(frame, numbers(frame, "kl_mu_pi") > 0)

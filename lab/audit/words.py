@@ -10,6 +10,7 @@ import pandas as pd
 from lab.audit.config import AuditConfig
 from lab.audit.table import (
     CASE,
+    FEWEST,
     at_longest,
     at_middle,
     distinct,
@@ -23,7 +24,7 @@ from lab.audit.table import (
     tidy,
     where,
 )
-from lab.report.style import number
+from lab.report.style import listed, number
 
 
 def group_words(group: str, baseline: str) -> str:
@@ -36,19 +37,37 @@ def group_words(group: str, baseline: str) -> str:
 def sentences(config: AuditConfig, frame: pd.DataFrame) -> list[str]:
     """The summary: the least biased objectives, the least errors, the source of bias; the comparison; and the scope."""
     found = at_middle(at_longest(medians(frame)))
-    said = [_ranking(found), *(one for one in (_errors(frame, found), _split(found)) if one)]
+    ranked = _comparable(found)
+    said = [_ranking(ranked, found), *(one for one in (_errors(frame, ranked), _split(found)) if one)]
     if config.compare is not None:
         said += _comparison(frame, config.compare.first, config.compare.second)
     return [*said, _scope(frame)]
 
 
 def headline(frame: pd.DataFrame) -> str:
-    """The objectives with the expected gradients nearest to and furthest from the true one."""
-    each = _by_objective(at_middle(at_longest(medians(frame))), "bias")
+    """The objectives with the expected gradients nearest to and furthest from the true one.
+
+    In direction alone where a group is finite: most objectives then take a step of another length on purpose.
+    """
+    found = _comparable(at_middle(at_longest(medians(frame))))
+    is_finite = bool((found["group"] != "infinite").any())
+    each = _by_objective(found, "direction_bias" if is_finite else "bias")
     if len(each) < 2:
-        return f"How far {', '.join(each)} is from the true gradient"
+        return f"How far {', '.join(distinct(found, 'objective'))} is from the true gradient"
     least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
-    return f"Of {len(each)} objectives, {least} is nearest to the true gradient and {most} furthest from it."
+    nearest = f"nearest to the true gradient{' in direction' if is_finite else ''}"
+    return f"Of {len(each)} objectives, {least} is {nearest} and {most} furthest from it."
+
+
+def _comparable(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of cases that have all objectives, which alone tell them apart.
+
+    Where no case has all of them, those of the objectives of the case that has the most.
+    """
+    names = [set(part["objective"]) for _, part in parts(found, CASE)]
+    wanted = max(names, key=len)
+    shared = [where(part, part["objective"].isin(wanted)) for _, part in parts(found, CASE)]
+    return pd.concat([part for part in shared if len(set(part["objective"])) == len(wanted)])
 
 
 def _scope(frame: pd.DataFrame) -> str:
@@ -62,8 +81,8 @@ def _scope(frame: pd.DataFrame) -> str:
     )
 
 
-def _ranking(found: pd.DataFrame) -> str:
-    """The least and the most biased objective at the middle distances."""
+def _ranking(found: pd.DataFrame, everything: pd.DataFrame) -> str:
+    """The least and the most biased objective at the middle distances, and the objectives that are not ranked."""
     said = []
     for name, words in (("bias", "bias"), ("direction_bias", "bias that no rescaling removes")):
         each = _by_objective(found, name)
@@ -75,7 +94,9 @@ def _ranking(found: pd.DataFrame) -> str:
             f"({number(tidy(each[most]))})"
         )
     words = "; ".join(said)
-    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient; {_place(found)}."
+    left = [one for one in distinct(everything, "objective") if one not in set(found["objective"])]
+    others = f", without {listed(left)}, which have other cases" if left else ""
+    return f"{words[0].upper()}{words[1:]}; relative to the length of the true gradient; {_place(found)}{others}."
 
 
 def _place(found: pd.DataFrame) -> str:
@@ -119,11 +140,19 @@ def _comparison(frame: pd.DataFrame, first: str, second: str) -> list[str]:
     table = ratios(frame, first, second)
     said = []
     for key, part in parts(table, ["group", "baseline"]):
+        middle = f"The median ratio is {number(float(np.median(numbers(part, 'ratio'))))}"
+        sure = where(part, np.isfinite(numbers(part, "high")) | (numbers(part, "low") > 0))
+        if sure.empty:
+            said.append(
+                f"With {group_words(**key)}: {middle[0].lower()}{middle[1:]} of the bias of {first} to that of "
+                f"{second}; fewer than {FEWEST} policies have no interval."
+            )
+            continue
         less, more = (float(share.mean()) for share in (numbers(part, "high") < 1, numbers(part, "low") > 1))
         said.append(
             f"With {group_words(**key)}, {first} has less bias than {second} in {less:.0%} of the "
-            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals contain 1. The "
-            f"median ratio is {number(float(np.median(numbers(part, 'ratio'))))}."
+            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals contain 1. "
+            f"{middle}."
         )
     return said
 

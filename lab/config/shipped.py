@@ -12,7 +12,7 @@ from theory.names import did_you_mean
 _INSTALLED = Path(__file__).with_name("shipped_files")  # setup.py puts them there
 _NUMBER = re.compile(r"^\d+\. ")
 # A lookbehind for each abbreviation, because alternatives in one must have the same width.
-_FULL_STOP = re.compile(r"(?<!\bsec)(?<!\bApp)(?<!\bFig)(?<!\bEq)\. ")
+_FULL_STOP = re.compile(r"(?<!\bsec)(?<!\bApp)(?<!\bFig)(?<!\bEq)\. |(?<=\?) ")
 FOLDER = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs"
 
 

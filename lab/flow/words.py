@@ -106,7 +106,8 @@ def _reward(frame: pd.DataFrame) -> list[str]:
         if len(values) < 2:
             continue
         best, worst = (pick(values, key=lambda name: values[name].mean()) for pick in (max, min))
-        gap = interval(values[best] - values[worst], "reward", place["error"], best, worst)
+        # The best and the worst are picked from all pairs, so that a gap is between them by chance, too.
+        gap = interval(values[best] - values[worst], "reward", place["error"], among=math.comb(len(values), 2))
         if not gap.leaves_out_0:
             alike.append(place["error"])
             continue
@@ -114,7 +115,7 @@ def _reward(frame: pd.DataFrame) -> list[str]:
         said.append(f"{place['error']} with {best} ({end}; {worst} is lowest, by {gap})")
     told = [f"Reward ends highest under {listed(said, '; ')}."] if said else []
     if alike:
-        words = "the interval of the largest difference holds 0"
+        words = "the interval of the largest difference, corrected for the number of pairs, holds 0"
         told.append(f"Under {listed(alike, '; ')} reward tells no objectives apart: {words}.")
     return told
 

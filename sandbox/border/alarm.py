@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -36,6 +36,9 @@ WATCHED: Mapping[str, int] = {
 
 BASE = 2
 """Number of initial windows with which a relative rule compares; its alarm does not go off within them."""
+
+Date = Callable[[Row], float | None]
+"""The global step of a run's collapse, None without one: `course.collapse_step` or `course.fall_step`."""
 
 GRID = 60
 """Number of limits tried per metric: quantiles of the observed values."""
@@ -96,10 +99,10 @@ def tried(rule: AlarmRule, rows: Sequence[Row]) -> Trial:
     return _trial(rule, [_signal(row, rule.metric, rule.relative) for row in known], _lengths(known), ends)
 
 
-def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[float | None]]:
+def _ends(rows: Sequence[Row], date: Date = collapse_step) -> tuple[list[Row], list[float | None]]:
     """The rows with a known end, and the share of each run before its collapse (None without one)."""
     known = [row for row in rows if not math.isnan(collapsed(row))]
-    return known, [None if (step := collapse_step(row)) is None else step / row["num_steps"] for row in known]
+    return known, [None if (step := date(row)) is None else step / row["num_steps"] for row in known]
 
 
 def _lengths(rows: Sequence[Row]) -> list[int]:
@@ -156,9 +159,9 @@ def by_updates(rows: Sequence[Row]) -> dict[int, list[Row]]:
     return dict(sorted(found.items()))
 
 
-def shares(rule: AlarmRule, rows: Sequence[Row]) -> tuple[str, str]:
+def shares(rule: AlarmRule, rows: Sequence[Row], date: Date = collapse_step) -> tuple[str, str]:
     """The alarms in time among the runs that collapse, and the false ones among the others, by `share_text`."""
-    known, ends = _ends(rows)
+    known, ends = _ends(rows, date)
     told, false = [], []
     for row, end in zip(known, ends, strict=True):
         alarm = alarm_at(rule, row)

@@ -10,6 +10,7 @@ from sandbox.border.alarm import Trial, by_updates, mean_score, shares, tried
 from sandbox.border.lengths import alarm_elsewhere
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.ledger.claim import FRESH
+from sandbox.ledger.course import SMOOTHED, collapse_step, fall_step
 
 WORDS = """## Alarms
 
@@ -35,11 +36,13 @@ def said(study: BorderStudy) -> str:
         return ""
     rule = study.alarms[0][0]
     by_n = {n: tried(rule, some) for n, some in by_updates(study.fresh).items()}
-    told, false = shares(rule, study.fresh)
+    (told, false), (early, _) = (shares(rule, study.fresh, date) for date in (collapse_step, fall_step))
     words = paragraph(
         "Which metric and limit warn of a collapse in time? The best one on exploratory seeds, "
         f"{rule.words}, warns in time of {told} collapses on fresh seeds, and goes off in {false} runs that do not "
         "collapse.",
+        # "n of m (low to high)": the number alone, since m is the same.
+        f"Before the first low evaluation, which comes up to {SMOOTHED - 1} earlier, it warns of {early.split()[0]}.",
         "One limit is a weak alarm." if mean_score([*by_n.values()]) < WEAK else "",
         alarm_elsewhere(study.alarms, study.rows, study.regime).strip(),
         "([Other alarms](border-tables.md#alarms).)",

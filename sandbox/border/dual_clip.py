@@ -87,7 +87,7 @@ def _border_said(study: BorderStudy) -> str:
     if own is None:
         best, (tried,) = found[0], [one for one in found if one.name == NUMBER]
         return (
-            f"With a dual clip `{NUMBER}` does not order the collapses: of {len(found)} numbers tried `{best.name}` "
+            f"With a dual clip `{NUMBER}` orders the collapses less well: of {len(found)} numbers tried `{best.name}` "
             f"predicts them best, and explains {number(best.null - best.deviance)} of the deviance, `{NUMBER}` "
             f"{number(tried.null - tried.deviance)} ({best.num_runs} runs without another remedy, exploratory): "
             "no x*."

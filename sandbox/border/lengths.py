@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+from scipy import stats
 
 from lab.markdown import markdown_table
 from lab.report.style import number
@@ -19,6 +20,9 @@ from sandbox.ledger.claim import Row
 from sandbox.ledger.course import area, collapsed
 
 N = 8
+LONG, SHORT = "r0.2", "r0.5"
+"""The engines at which the two lengths are compared: six digits at the first, two at the second."""
+LEVEL = 0.05
 NUMBERS = ("KL x N", "KL x length x N")
 
 
@@ -109,8 +113,8 @@ def said(rows: Mapping[str, Row], regime: Regime) -> str:
     facts_of_both = f"At {facts[0]}; at {facts[1]}."
     told = [f"{subject} {'order' if len(order) > 1 else 'orders'} the two lengths as their collapses do"]
     told += [f"{' and '.join(other)} does not"] if order and other else []
-    if _is_refuted(long, short):
-        told.append(f"`KL x length^p x N` does for a power p above {number(least_power(long, short))}")
+    if powers := _powers(found, short):
+        told.append(f"`KL x length^p x N` does for a power p above {number(max(powers.values()))}{_of(found, powers)}")
     return f"{WORDS}\n{facts_of_both} So {'; '.join(told)} ([table](border-tables.md#longer-responses)).\n"
 
 
@@ -118,13 +122,30 @@ def _both(found: pd.DataFrame) -> tuple[Mapping[str, Any], Mapping[str, Any]] | 
     """The places of long and of short responses that the study compares, from `places`; None if either has no runs."""
     if found.empty:
         return None
-    long, short = (where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, "r0.2"), (2, "r0.5")))
+    long, short = (where(found, digits=digits, gap=gap, remedy="none") for digits, gap in ((6, LONG), (2, SHORT)))
     return None if long.empty or short.empty else (long.to_dict("records")[0], short.to_dict("records")[0])
 
 
-def _is_refuted(long: Mapping[str, Any], short: Mapping[str, Any]) -> bool:
-    """Whether the long responses collapse more often at a smaller KL, so that KL x N cannot be the number."""
-    return long["collapsed"] / long["n"] > short["collapsed"] / short["n"] and long["kl"] < short["kl"]
+def _powers(found: pd.DataFrame, short: Mapping[str, Any]) -> dict[str, float]:
+    """`least_power` of each engine at which longer responses collapse more often, though their KL is smaller.
+
+    More often by Fisher's exact test, one-sided, at LEVEL: there KL x N cannot be the number.
+    """
+    powers = {}
+    for long in where(found, digits=6, remedy="none").to_dict("records"):
+        counts = [[one["collapsed"], one["n"] - one["collapsed"]] for one in (long, short)]
+        if long["kl"] < short["kl"] and stats.fisher_exact(counts, alternative="greater").pvalue < LEVEL:
+            powers[long["gap"]] = least_power(long, short)
+    return powers
+
+
+def _of(found: pd.DataFrame, powers: Mapping[str, float]) -> str:
+    """The runs that ask for the largest power, if they are not those that the sentence is about."""
+    gap = max(powers, key=lambda one: powers[one])
+    if gap == LONG:
+        return ""
+    (one,) = where(found, digits=6, gap=gap, remedy="none").to_dict("records")
+    return f", by {one['collapsed']} of {one['n']} long runs at a KL of {number(one['kl'])}"
 
 
 def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
@@ -133,15 +154,10 @@ def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
 
 
 def asked_power(rows: Mapping[str, Row], regime: Regime) -> float | None:
-    """`least_power` of the two places whose collapses the study compares; None without runs of both.
-
-    None, too, unless the longer responses collapse more often at the smaller KL: only then is it a lower bound.
-    """
-    both = _both(places(lengths(rows, regime)))
-    if both is None:
-        return None
-    long, short = both
-    return least_power(long, short) if _is_refuted(long, short) else None
+    """The largest power of the length that an engine's long responses ask for; None if they refute no power of 0."""
+    found = places(lengths(rows, regime))
+    both = _both(found)
+    return max(_powers(found, both[1]).values(), default=None) if both else None
 
 
 def alarm_elsewhere(chosen: Sequence[tuple[AlarmRule, float]], rows: Mapping[str, Row], regime: Regime) -> str:

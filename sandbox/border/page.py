@@ -50,7 +50,8 @@ INTRO = """# Where training breaks
 
 One engine samples the responses, another trains on them. How far apart may the two be before training breaks, and
 on what does that depend? This page answers with {num_runs} runs of a small Mixture of Experts on Countdown, over
-{num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each.
+{num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each. Some sections have
+others: half the rate, other clipping, another task.
 The *gap* is the k3 estimate of KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of
 updates per rollout. The remedies are token TIS (a truncated token weight) and the modes of
 [routing replay](concepts.md#routing-replay). Design and predictions were written before the deciding runs

@@ -28,7 +28,7 @@ R3 = "R3 (arXiv 2510.11370) sec. 3.1, 5.1"
 SETTINGS = (
     PaperSetting(R3, 1.535e-3, 8, 30720, 1e-6),
     PaperSetting(R3, 1.535e-3, 1, 30720, 3e-6),
-    PaperSetting("Pr2 (arXiv 2606.00395) App. E.1, at R3's KL", 1.535e-3, 8, 16384, 2.5e-7),
+    PaperSetting("Pr2 (arXiv 2606.00395) App. E.1, at R3's KL", 1.535e-3, 8, 16384, 1e-6),
 )
 
 

@@ -87,7 +87,7 @@ def markdown(unaided: pd.DataFrame, slowed: pd.DataFrame) -> str:
         f"At {slower} (router noise 0.5, N = {degrees}) {count} of {len(own)} runs collapse, where `KL x N` alone "
         f"expects {expected(NUMBER, unaided, own):.1f}.",
         f"With the rate as a factor the number expects {asked[0]:.1f}, with its square {asked[1]:.1f}; a power below "
-        f"{number(least_power(unaided, slowed))} is refuted at {LEVEL:.0%}.",
+        f"{number(least_power(unaided, slowed))} is refuted at {LEVEL:.0%}, at the fitted curve.",
         f"The deviance explained, of the runs at both rates: {fits}.",
         "With 400 updates each, the slower runs also go less far.",
         "[Remedies there](border-tables.md#half-the-rate)." if _has_remedies(slowed) else "",

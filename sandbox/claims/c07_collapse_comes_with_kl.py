@@ -41,5 +41,7 @@ CLAIM = Claim(
         "hot": "Seeds 0 to 13 were made for claim 5. Likely reason: updates that go too far break the policy "
         "within a few steps, at an engine gap that is hardly another; the papers' models degenerate over "
         "hundreds of steps.",
+        "border": "Of the 37 runs without clipping 20 have collapsed within the first tenth already, with which the "
+        "rise compares.",
     },
 )

@@ -64,4 +64,5 @@ CLAIM = Claim(
             )
         ),
     ),
+    remarks={"paper": "The predictions ask for less: two thirds of the KL, and a third of F(2), for one shape."},
 )

@@ -75,7 +75,12 @@ def drawdown(row: Row) -> float:
 
 
 def collapsed(row: Row) -> float:
-    """1 if a run ends below FALL times its highest level, else 0; a run that fell and recovered did not collapse."""
+    """1 if a run ends below FALL times its highest level, else 0; a run that fell and recovered did not collapse.
+
+    A run that ended early because a metric was not finite has collapsed, at any level.
+    """
+    if _died(row):
+        return 1.0
     lost = drawdown(row)
     return lost if math.isnan(lost) else float(lost > 1.0 - FALL)
 
@@ -83,7 +88,8 @@ def collapsed(row: Row) -> float:
 def collapse_step(row: Row) -> float | None:
     """The global step from which the level of a collapsed run stays below FALL times the highest so far; else None.
 
-    If the last quarter is low on average but the last level is not, it is the first step of that quarter.
+    If the last quarter is low on average but the last level is not, it is the first step of that quarter. A run that
+    ended early at a high level has its last step.
     """
     if collapsed(row) != 1.0:
         return None
@@ -92,7 +98,27 @@ def collapse_step(row: Row) -> float | None:
         highest = max(highest, level)
         # A recovery resets it: only a fall that lasts to the end counts.
         start = (step if start is None else start) if level < FALL * highest else None
-    return start if start is not None else float(math.ceil(0.75 * row["num_steps"]))
+    if start is not None:
+        return start
+    return float(row["last_step"] if _died(row) else math.ceil(0.75 * row["num_steps"]))
+
+
+def fall_step(row: Row) -> float | None:
+    """The global step of the first evaluation of the fall that ends in the collapse; None without one.
+
+    A level is a mean over SMOOTHED evaluations, so `collapse_step` comes up to SMOOTHED - 1 evaluations after the first
+    low one. This is the first of the unbroken evaluations up to it that are below FALL times the highest level before.
+    """
+    end = collapse_step(row)
+    if end is None:
+        return None
+    highest, start = -math.inf, None
+    for (step, value), (_, level) in zip(evaluations(row), _levels(row), strict=True):
+        if step > end:
+            break
+        start = (step if start is None else start) if value < FALL * highest else None
+        highest = max(highest, level)
+    return end if start is None else start
 
 
 def lasting(row: Row) -> float:
@@ -107,6 +133,11 @@ def lasting(row: Row) -> float:
 def spacing(row: Row) -> float:
     """The share of the planned steps from one evaluation to the next, in (0, 1]; nan without one after step 0."""
     return next((step / row["num_steps"] for step, _ in evaluations(row) if step > 0), math.nan)
+
+
+def _died(row: Row) -> bool:
+    """Whether a metric that was not finite ended the run."""
+    return "non_finite" in row.get("rules", ()) and row["last_step"] < row["num_steps"]
 
 
 def _levels(row: Row) -> list[tuple[float, float]]:
@@ -136,5 +167,5 @@ LASTING = Measure(
 
 __all__ = [
     "AREA", "COLLAPSED", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
-    "evaluations", "final", "initial", "lasting", "peak", "spacing",
+    "evaluations", "fall_step", "final", "initial", "lasting", "peak", "spacing",
 ]  # fmt: skip

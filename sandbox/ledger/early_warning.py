@@ -1,10 +1,10 @@
 """Early warning: whether a metric signals a collapse before it comes, over all rows of the ledger.
 
-A window of a run is *before a collapse* if the first rule of the run's verdict fires within the next LEAD windows, and
-*quiet* if the run continues for at least LEAD more windows without one; other windows are neither. The signal of a
-metric is the logarithm of its mean over the window divided by its mean over the run's first two windows. A window is
-compared only with quiet ones of the same regime at the same place in the run, as metrics drift in every run; it is left
-out if there are none.
+A window of a run is *before a collapse* if pi's accuracy collapses (course.py) within the next LEAD windows, and
+*quiet* if the run continues for at least LEAD more windows without that; other windows are neither. A run's verdict has
+no part in it, as its rules read some of the metrics that are judged here. The signal of a metric is the logarithm of
+its mean over the window divided by its mean over the run's first two windows. A window is compared only with quiet ones
+of the same regime at the same place in the run, as metrics drift in every run; it is left out if there are none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from scipy.sparse import csr_matrix
 
 from sandbox.ledger.cells import NUM_WINDOWS
 from sandbox.ledger.claim import Row
+from sandbox.ledger.course import collapse_step, collapsed
 
 LEAD = 3
 """Windows ahead: 15% of a run's updates."""
@@ -67,9 +68,10 @@ class Window(NamedTuple):
 def warnings(rows: Sequence[Row]) -> list[Signal]:
     """A Signal for each metric of SIGNALS that has windows of both kinds, the largest area first.
 
-    Runs too short for a verdict are left out: a window of 40 updates compares with none of 400.
+    Runs too short for a verdict are left out, as a window of 40 updates compares with none of 400; so are those whose
+    accuracy was not evaluated.
     """
-    rows = [row for row in rows if row["verdict"] != "undecided"]
+    rows = [row for row in rows if row["verdict"] != "undecided" and not math.isnan(collapsed(row))]
     if not rows:
         return []
     # A bootstrap draw is the number of times that each run occurs in it.
@@ -85,9 +87,9 @@ def windows(row: Row, name: str) -> list[Window]:
     base = [value for value in series[:2] if value is not None and value > 0]
     if not base:
         return []
-    first = row["first_step"]
+    first = collapse_step(row)
     # Windows that end before the collapse: the one in which it happens is no warning.
-    end = NUM_WINDOWS if first is None else max(0, first - 1) * NUM_WINDOWS // row["num_steps"]
+    end = NUM_WINDOWS if first is None else max(0, math.ceil(first) - 1) * NUM_WINDOWS // row["num_steps"]
     found = []
     for place, value in enumerate(series[2:end], start=2):
         ahead = end - place if end - place <= LEAD else 0

@@ -146,7 +146,7 @@ def _cells(line: ClaimLine) -> dict[str, Any]:
         "number": line.claim.number, "title": title(line.claim), "sentence": line.claim.sentence,
         "home": line.claim.home, "word": _style(line.state) if line.n and line.effect else "none", "text": line.state,
         "n": line.n, "effect": line.effect,
-        "numbers": (line.predictions, line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
+        "numbers": (line.predictions, line.p, line.n, line.effect, line.power, line.cost, exact_text(line.claim)),
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from lab.markdown import markdown_table
 from sandbox.ledger import exact
 from sandbox.ledger.cells import NUM_WINDOWS, Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
+from sandbox.ledger.course import collapse_step
 from sandbox.ledger.early_warning import LEAD, warnings
 from sandbox.ledger.power import MOST, MOST_HOURS, POWER, Need, assumed_text, needs
 from sandbox.ledger.summary import (
@@ -48,8 +49,8 @@ READING = f"""## How to read it
   **tried again**: inconclusive, and repeated on later seeds by the claim whose name ends in "again", which answers the
   question in its place. **–**: runs are missing. **out of reach**: {POWER:.0%} power needs more
   than {MOST} seeds; none are run. A question is within reach if it has deciding seeds; it is one question, however
-  often it was tried. A second trial has as many seeds as it needs at the effect found, for {MOST_HOURS:g} hours of one
-  thread at most.
+  often it was tried. A second trial has as many seeds as it needs at the effect found, planned for {MOST_HOURS:g}
+  hours of one thread at most.
 - *Inconclusive, why*: the *effect at its margin* lies within a standard error of it; else there were *too few seeds*.
   Either way, the seeds that {POWER:.0%} power would need if the truth were what the claim's own runs found, at the
   level of Holm's first step: a look back, which changes no verdict.
@@ -59,6 +60,7 @@ READING = f"""## How to read it
   A claim that is added may undo a verdict until it is decided itself. *Opposite* has the same correction.
 - *Predictions*: how many of the claim's hold (*for*), fail (*against*) or are *open* by their own tests at 5%, without
   correction. They say what an inconclusive claim leaves open, and decide nothing.
+- *p* is the claim's, two-sided, after Holm's correction: below 0.05 the verdict stands.
 - *Effect*, with its 95% interval, is that of the prediction on which the verdict rests. *Power* is the chance that the
   claim's least powerful prediction is found to hold at the effect for which its seeds are planned
   (sandbox/ledger/power.py), at the level of Holm's first step. *Cost* is hours of one thread.
@@ -92,14 +94,14 @@ def markdown(
     return "\n".join(parts)
 
 
-VERDICT_TITLES = ("claim", "home", "verdict", "predictions", "n", "effect", "power", "cost", "exact")
+VERDICT_TITLES = ("claim", "home", "verdict", "predictions", "p", "n", "effect", "power", "cost", "exact")
 
 
 def _verdicts(
     made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row], needed: Mapping[int, Need]
 ) -> str:
     table = [
-        (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.predictions, line.n,
+        (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.predictions, line.p, line.n,
          line.effect, line.power, line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
@@ -186,7 +188,8 @@ WARNING = (
     "the updates before a collapse than in quiet windows of the same regime at the same place in a run? The area under "
     "the ROC curve (0.5 is chance), with a 95% bootstrap interval over runs; the same for windows that are "
     f"{', '.join(str(k) for k in range(1, LEAD + 1))} windows ahead of it, each {100 // NUM_WINDOWS}% of a run; the "
-    "share of windows detected at 5% false alarms. The verdict itself reads the reward."
+    "share of windows detected at 5% false alarms. A collapse is that of pi's held-out accuracy, as a mean of "
+    "three evaluations, so its date comes late; the reward nearly reads the accuracy itself."
 )
 
 
@@ -208,7 +211,7 @@ WARNING_TITLES = (
 
 def _early_warning(rows: Mapping[str, Row]) -> str:
     found = warning_rows(rows)
-    num_collapsed = sum(row["first_step"] is not None for row in rows.values())
+    num_collapsed = sum(collapse_step(row) is not None for row in rows.values())
     if found:
         table = markdown_table(WARNING_TITLES, found)
     elif num_collapsed == 0:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sandbox.ledger.claim import Claim, Prediction, Row
 from sandbox.ledger.hindsight import AsFound, as_found
 from sandbox.ledger.power import MOST_HOURS, POWER, SEARCHED, Need
+from sandbox.ledger.statistics import ALPHA
 from sandbox.ledger.verdicts import Finding, Outcome, among_ready, mean_of
 
 OUT_OF_REACH, TRIED_AGAIN, OPEN = "out of reach", "tried again", "–"
@@ -29,6 +30,7 @@ class ClaimLine:
     claim: Claim
     state: str
     predictions: str
+    p: str
     n: str
     effect: str
     power: str
@@ -55,15 +57,24 @@ def states_of(claims: Sequence[Claim], found: Sequence[Finding]) -> dict[int, st
 def _line(claim: Claim, found: Finding | None, need: Need, state: str) -> ClaimLine:
     asked = len(claim.deciding()) if found is None else len(found.seeds)
     if found is None and need.is_out_of_reach:
-        return ClaimLine(claim, OUT_OF_REACH, "", "", "", "", cost_text(need.hours))
+        return ClaimLine(claim, OUT_OF_REACH, "", "", "", "", "", cost_text(need.hours))
     power = need.power(asked)
     shown = (OPEN if math.isnan(power) else f"{power:.0%}", cost_text(asked * need.hours_per_seed))
     if found is None or found.word is None:
         runs = 0 if found is None else min((len(one.values) for one in found.outcomes), default=0)
-        return ClaimLine(claim, OPEN, "", f"{runs}/{asked}" if asked else "", "", *(shown if asked else ("", "")))
+        n = f"{runs}/{asked}" if asked else ""
+        return ClaimLine(claim, OPEN, "", "", n, "", *(shown if asked else ("", "")))
     key = key_outcome(found)
     effect = "" if key is None else effect_text(key)
-    return ClaimLine(claim, state, stands_text(found.outcomes), str(asked), effect, *shown)
+    return ClaimLine(claim, state, stands_text(found.outcomes), p_text(found.p), str(asked), effect, *shown)
+
+
+def p_text(p: float | None) -> str:
+    """A p with two digits, or with as many more as it takes to stay on its side of ALPHA; empty for None."""
+    if p is None:
+        return ""
+    texts = (f"{p:.{digits}g}" for digits in range(2, 18))
+    return next(text for text in texts if (float(text) < ALPHA) == (p < ALPHA))
 
 
 def stands_text(outcomes: Sequence[Outcome]) -> str:

@@ -27,8 +27,7 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
         f"{compute.push_rate(config, shape, mean):g} GB/s, from ranks to engines over the object store, "
-        f"after {compute.quantise_seconds(config, shape):,.0f} s in which ranks quantise at "
-        f"{compute.QUANTISE_GB_S:g} GB/s each, at the same time (measured on one machine, on CPUs only).",
+        f"{_quantising(config, shape)}(measured on one machine, on CPUs only).",
         f"{gpu.name}: {gpu.source}.",
         f"rollout.timeout_s, {config.rollout.timeout_s:g} s, limits each wait for an engine, at most for {wait.what}: "
         f"{wait.seconds:,.0f} s, if it decodes rollout.max_num_seqs together.",
@@ -114,6 +113,13 @@ def _oversampling(config: ScaledRun, mean_tokens: int, longest_tokens: int) -> s
     if over.unfinished == "drop":
         return f"{line}, and {1 - trained / load.sampled:.0%} of its tokens are dropped."
     return f"{line}; reading kept responses again, and groups that max_staleness gives up, are not counted."
+
+
+def _quantising(config: ScaledRun, shape: ModelShape) -> str:
+    seconds = compute.quantise_seconds(config, shape)
+    if seconds == 0:
+        return ""
+    return f"after {seconds:,.0f} s in which ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time "
 
 
 def _padding(config: ScaledRun, step: StepCompute) -> str:

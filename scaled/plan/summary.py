@@ -147,7 +147,7 @@ def require_fit(plan: Plan) -> None:
 
 
 def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
-    """Bytes that one global step moves, responses at full length; the papers' int32 records beside ours.
+    """Bytes that one global step moves, responses at full length; records in Pr2's int32 beside ours.
 
     A push carries every weight once to each engine, in the engines' format. What engines send counts all responses in
     progress.
@@ -161,7 +161,7 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         # In every mode: an engine sends its record whether a pass replays it or metrics alone read it.
         ours = payloads.id_bytes(shape)
         found[f"routing records, int{8 * ours}"] = payloads.routing_bytes(shape, responses * S)
-        found["the same in the papers' int32"] = payloads.routing_bytes(shape, responses * S, payloads.INT32_BYTES)
+        found["the same in Pr2's int32"] = payloads.routing_bytes(shape, responses * S, payloads.INT32_BYTES)
         found[f"routing record of one response, int{8 * ours}"] = payloads.routing_bytes(shape, S)
     if algorithm.passes.trains_predictor:
         positions = algorithm.predictor.num_positions

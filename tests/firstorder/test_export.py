@@ -131,11 +131,13 @@ def test_an_export_is_made_once(here: Path, capsys: pytest.CaptureFixture[str]) 
     """The same export again changes nothing and says so; an empty folder is filled."""
     before = {p: p.stat().st_mtime_ns for p in Path("out/initial").iterdir()}
     assert main(["export", "tiny.yaml", "--to", "out/initial"]) == 0
-    assert "already there" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert said.out == "out/initial\n" and said.err == "already there: the model that RL starts from\n"
     assert {p: p.stat().st_mtime_ns for p in Path("out/initial").iterdir()} == before
     Path("empty").mkdir()
     assert main(["export", "tiny.yaml", "--to", "empty"]) == 0
-    assert capsys.readouterr().out == "empty\n"
+    said = capsys.readouterr()
+    assert said.out == "empty\n" and said.err == "exported the model that RL starts from\n"
     for name in ("config.json", "model.safetensors"):
         assert Path("empty", name).read_bytes() == Path("out/initial", name).read_bytes()
         assert Path("empty", name).stat().st_mode & 0o444 == 0o444

@@ -108,6 +108,7 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert "problems: expected at most 4,000,000 responses to enumerate" in said
     assert "fixd" in fails(capsys, "flow", str(tiny), "--errors", "[{kind: fixd, scale: 1}]")
     assert fails(capsys, "flow", str(tiny), "--csv", "no/where.csv").startswith("--csv: expected a file in a folder")
+    assert fails(capsys, "flow", str(tiny), "--csv", ".") == "--csv: expected a file, got the folder ."
     assert not Path("runs").exists()
     (folder := tiny.parent / "runs" / "damaged").mkdir(parents=True)
     (folder / "config.yaml").write_text(TINY)

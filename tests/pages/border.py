@@ -68,7 +68,7 @@ def block(text: str, tables: str) -> str:
     flat = " ".join(text.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
     dual = re.findall(r"another remedy collapse at (\S+ \(\S+ to [^)]+\)) with a dual clip", flat)
-    other = re.findall(r"With a dual clip `KL x N` does not order the collapses", flat)
+    other = re.findall(r"With a dual clip `KL x N` orders the collapses less well", flat)
     assert len(dual) + len(other) == 1
     remark = ", an extrapolation" if dual and f"{dual[0].split()[0]} is an extrapolation" in flat else ""
     of_dual = f"with a dual clip at {dual[0]}{remark}" if dual else "not so with a dual clip"

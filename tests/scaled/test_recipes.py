@@ -93,7 +93,7 @@ PR2 = [
     (f"{OBJ}.kl_coefficient", 0.0, E1),
     (f"{REPLAY}.old_gates", "predicted", "Pr2 Eq. 6"),
     (f"{REPLAY}.predictor.loss", "kl", "Pr2 Eq. 8"),
-    ("rollout.precision.weights", "same", E1),
+    ("rollout.precision.weights", "same", "open"),
 ]
 
 

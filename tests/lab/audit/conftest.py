@@ -11,7 +11,7 @@ CONFIG = """
 name: tiny
 backend: exact
 policies:
-  - {kind: tabular, num_tokens: 2, lengths: [2, 3], seeds: 2}
+  - {kind: tabular, num_tokens: 2, lengths: [2, 3], seeds: 6}
   - {kind: linear, features: bigram, num_tokens: 3, has_end: true, lengths: [2], seeds: 2, objectives: [none, token]}
 discrepancy: {kind: logits, token_kl: [1e-3, 1e-2]}
 staleness: {direction: random, token_kl: [0.0, 3e-3]}

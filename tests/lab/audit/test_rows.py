@@ -140,7 +140,7 @@ def test_policies_may_have_objectives_of_their_own(frame: pd.DataFrame) -> None:
     linear = frame[frame["kind"] == "bigram"]
     assert set(linear["objective"]) == {"none", "token"}
     assert len(linear) == 2 * 2 * 4 * 2 * 3  # seeds, rewards, levels, objectives, groups
-    assert len(frame) == len(linear) + 2 * 2 * 2 * 4 * 4 * 3
+    assert len(frame) == len(linear) + 6 * 2 * 2 * 4 * 4 * 3
     assert set(linear["policy"]) == {"bigram, 3 tokens with an end"}
 
 

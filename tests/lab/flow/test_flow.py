@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from lab import casebook
 from lab.audit.table import parts
@@ -100,7 +101,9 @@ def test_a_difference_pairs_the_runs_of_a_problem(frame: pd.DataFrame) -> None:
         ends(frame).query("kind == 'fixed' and N == 1 and B == @math.inf").pivot(index="problem", columns="objective")
     )
     gaps = (part["entropy"]["none"] - part["entropy"]["centred"]).to_numpy()
-    assert found.mean == pytest.approx(gaps.mean()) and found.low >= gaps.min() and found.high <= gaps.max()
+    assert found.mean == pytest.approx(gaps.mean())
+    wanted = stats.t.interval(0.95, len(gaps) - 1, gaps.mean(), stats.sem(gaps))
+    assert (found.low, found.high) == pytest.approx(wanted)
     with pytest.raises(ValueError, match="expected finite values of at least 1 problem"):
         interval(np.array([math.nan]))
 

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +15,7 @@ from lab.config.load import to_yaml
 from lab.flow import FlowConfig, ends
 from lab.flow.figures import curves, reward_maps
 from lab.flow.page import render
-from lab.flow.table import focus, interval, table_rows, terminal_tables
+from lab.flow.table import MeanInterval, focus, interval, table_rows, terminal_tables
 from lab.flow.words import headline, sentences, turns
 from tests.lab.browser import payload, probed, whole
 
@@ -71,6 +72,23 @@ def test_the_highest_reward_is_named_where_problems_agree(frame: pd.DataFrame) -
     assert "Under sharper, scale 0.3 reward tells no objectives apart" in said
 
 
+@pytest.mark.parametrize("num", [2, 3, 10])
+def test_intervals_of_few_problems_hold_their_level(num: int) -> None:
+    """Of 400 draws of a mean of 0 about 5% leave it out, and of the best and the worst of four equal ones fewer."""
+    draws = np.random.default_rng(num).normal(size=(400, 4, num))
+    means = draws.mean(axis=2)
+    alone = [interval(each[0]).leaves_out_0 for each in draws]
+    picked = [each[mean.argmax()] - each[mean.argmin()] for each, mean in zip(draws, means, strict=True)]
+    # Binomial(400, 0.05) is at most 34 with probability 0.999; the bootstrap has 200 of two and 46 of ten.
+    assert 6 <= sum(alone) <= 34 and sum(interval(one, among=6).leaves_out_0 for one in picked) <= 34
+
+
+def test_rounding_leaves_nothing_out() -> None:
+    """An end at 5e-17, printed as 0, is not above 0; 1e-3 is."""
+    assert not MeanInterval(9e-3, 5e-17, 0.02, 2).leaves_out_0 and MeanInterval(9e-3, 1e-3, 0.02, 2).leaves_out_0
+    assert not MeanInterval(-9e-3, -0.02, -5e-17, 2).leaves_out_0
+
+
 def test_one_problem_has_no_interval(config: FlowConfig, frame: pd.DataFrame) -> None:
     """Its means stand alone, and no sentence ranks objectives, however far apart they are; with two it does."""
     far = planted(frame, "none", "sharper, scale 0.3", 0.9)
@@ -98,8 +116,8 @@ def test_curves_and_maps_are_means_over_problems(frame: pd.DataFrame) -> None:
     own = part[part["objective"] == "token"]
     for update, one in points.items():
         values = own[own["update"] == update]["reward"]
-        assert one.mean == pytest.approx(values.mean(), rel=1e-12) and values.min() <= one.low <= one.high
-        assert one.high <= values.max() and one.num == 3
+        assert one.mean == pytest.approx(values.mean(), rel=1e-12) and one.num == 3
+        assert one.mean - one.low == pytest.approx(one.high - one.mean) and one.low <= values.mean() <= one.high
     (heat,) = reward_maps(frame, 1.0)[1].data
     cell = ends(frame).query("objective == 'token' and kind == 'sharper' and N == 2")["reward"].mean()
     assert heat["text"][heat["y"].index("sharper, scale 0.3")][heat["x"].index("2")] == f"{cell:.3f}"

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sandbox.border.alarm import BASE, AlarmRule, alarm_at, by_updates, choose, share_text, tried
+from sandbox.border.alarm import BASE, AlarmRule, alarm_at, by_updates, choose, share_text, shares, tried
 from sandbox.claims import CLAIMS
+from sandbox.ledger.course import fall_step
 
 NUM_WINDOWS = 20
 KL, REWARD, ENTROPY = "rollout_corr/k3_kl", "reward/mean", "actor/entropy"
@@ -50,6 +51,12 @@ def test_an_alarm_waits_for_the_last_step_of_its_window(num_steps: int, last: in
     # The level falls below half at the second evaluation of 0.
     found = [tried(rule, [run(KL, rising(5), last + more, num_steps)]).in_time for more in (-1, 0)]
     assert found == [0, 1]
+
+
+def test_an_alarm_may_come_between_the_first_low_evaluation_and_the_level() -> None:
+    """At step 6 it is before the level shows the fall, at step 7, but not before the first evaluation of 0."""
+    rule, rows = AlarmRule(KL, False, 2.0), [run(KL, rising(5), fall) | {"seed": fall} for fall in (6, 7)]
+    assert shares(rule, rows)[0].startswith("2 of 2 ") and shares(rule, rows, fall_step)[0].startswith("1 of 2 ")
 
 
 def test_a_relative_rule_knows_no_units() -> None:

@@ -6,7 +6,18 @@ import math
 
 import pytest
 
-from sandbox.ledger.course import area, collapse_step, collapsed, drawdown, evaluations, final, initial, lasting, peak
+from sandbox.ledger.course import (
+    area,
+    collapse_step,
+    collapsed,
+    drawdown,
+    evaluations,
+    fall_step,
+    final,
+    initial,
+    lasting,
+    peak,
+)
 
 
 def course(*values: float, num_steps: int = 0) -> dict:
@@ -49,6 +60,30 @@ def test_a_low_last_quarter_with_a_high_last_level():
     row = course(0.6, *[0.6] * 15, 0.0, 0.0, 0.3, 0.3, 0.5)
     assert final(row) == pytest.approx(0.22) and collapsed(row) == 1.0
     assert collapse_step(row) == 15
+
+
+def test_a_run_that_a_metric_ended_has_collapsed():
+    """A gradient that is not finite at step 6 of 50 ends a run at its best level, or before any evaluation."""
+    dead = course(*[0.3] * 6, num_steps=50) | {"rules": ["non_finite"], "last_step": 6}
+    assert collapsed(dead) == 1.0 and collapse_step(dead) == 6 and lasting(dead) == pytest.approx(0.12)
+    unborn = {"num_steps": 50, "evaluations": [], "rules": ["non_finite"], "last_step": 1}
+    assert collapsed(unborn) == 1.0 and lasting(unborn) == pytest.approx(0.02)
+    # A metric alone that was not finite, in a run that went on to its end, ends nothing.
+    whole = course(*[0.3] * 51) | {"rules": ["non_finite"], "last_step": 50}
+    assert collapsed(whole) == 0.0 and fall_step(whole) is None
+    fallen = course(0.3, *[0.0] * 20) | {"rules": ["non_finite"], "last_step": 9}
+    assert collapse_step(fallen) == 2
+
+
+def test_the_fall_begins_before_the_level_shows_it():
+    """At step 5 the mean of three is the first below half of 0.4; the evaluation of step 4 was low already."""
+    row = course(0.3, 0.4, 0.4, 0.4, *[0.0] * 16)
+    assert collapse_step(row) == 5 and fall_step(row) == 4
+    # A single low evaluation before it is none of the fall.
+    assert fall_step(course(0.3, 0.4, 0.1, 0.4, *[0.0] * 16)) == 4
+    assert fall_step(course(*[0.3] * 21)) is None
+    # A low last quarter with a high last level is dated by the quarter, whose first evaluation may be high.
+    assert fall_step(course(0.6, *[0.6] * 15, 0.0, 0.0, 0.3, 0.3, 0.5)) == 15
 
 
 def test_lasting_is_the_share_before_the_collapse():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sandbox.ledger.cells import NUM_WINDOWS
+from sandbox.ledger.course import collapse_step
 from sandbox.ledger.early_warning import LEAD, SIGNALS, shares, warnings, windows
 
 KL, REWARD = "rollout_corr/k3_kl", "reward/mean"
@@ -20,10 +21,10 @@ numbers = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=12)
 
 
 def _row(first: int | None, regime: str = "hot", **series: Sequence[float | None]) -> dict[str, Any]:
-    verdict = "stable" if first is None else "collapsed"
-    return {
-        "first_step": first, "num_steps": 10 * NUM_WINDOWS, "series": series, "regime": regime, "verdict": verdict
-    }  # fmt: skip
+    """A run of NUM_WINDOWS windows whose accuracy collapses at step `first`: there its level is a third of the peak."""
+    end = 10 * NUM_WINDOWS
+    found = [[0, 0.4], [end, 0.4]] if first is None else [[0, 0.4], [first - 1, 0.0], [first, 0.0]]
+    return {"evaluations": found, "num_steps": end, "series": series, "regime": regime, "verdict": "stable"}
 
 
 @given(numbers, numbers)
@@ -43,9 +44,9 @@ def test_the_area_is_mann_and_whitneys(before: list[float], quiet: list[float]) 
 
 
 def test_windows_are_before_a_collapse_or_quiet_or_neither() -> None:
-    """The last LEAD windows before the first reason warn, those earlier are quiet, those after count for nothing."""
+    """The last LEAD windows before the collapse warn, those earlier are quiet, those after count for nothing."""
     rising: list[float | None] = [float(2**w) for w in range(NUM_WINDOWS)]
-    found = windows(_row(101, **{KL: rising}), KL)  # its first reason stands in window 10
+    found = windows(_row(101, **{KL: rising}), KL)  # it collapses in window 10
     base = math.log(1.5)
     assert [(one.place, one.ahead) for one in found] == [(w, max(0, 10 - w) * (w >= 10 - LEAD)) for w in range(2, 10)]
     assert [one.signal for one in found] == pytest.approx([w * math.log(2) - base for w in range(2, 10)])
@@ -104,7 +105,7 @@ def test_a_planted_signal_is_found_and_noise_is_not() -> None:
     assert found["actor/grad_norm"].low < 0.5 < found["actor/grad_norm"].high
     assert found["actor/grad_norm"].hits < 0.25  # 5% and what 20 quiet runs leave of a quantile
     assert warnings(rows)[0].metric == KL
-    assert found[KL].num_before == sum(row["first_step"] is not None for row in rows) * LEAD
+    assert found[KL].num_before == sum(collapse_step(row) is not None for row in rows) * LEAD
 
 
 def test_without_a_collapse_there_is_nothing_to_warn_of() -> None:
@@ -118,4 +119,13 @@ def test_runs_too_short_for_a_verdict_say_nothing() -> None:
     flat: list[float | None] = [1.0 + w / 100 for w in range(NUM_WINDOWS)]
     long = [_row(101, **{KL: rising}), _row(None, **{KL: flat}), _row(None, **{KL: rising[::-1]})]
     short = [_row(None, **{KL: [x * 3 for x in rising]}) | {"verdict": "undecided"}] * 5
-    assert warnings(long + short) == warnings(long)
+    unknown = [_row(None, **{KL: [x * 3 for x in rising]}) | {"evaluations": []}] * 5
+    assert warnings(long + short + unknown) == warnings(long)
+
+
+def test_the_verdict_has_no_part_in_a_collapse() -> None:
+    """A rule on the KL fires in a run whose accuracy holds: its windows stay quiet, or the KL would predict itself."""
+    rising: list[float | None] = [1.0 + w for w in range(NUM_WINDOWS)]
+    row = _row(None, **{KL: rising})
+    judged = row | {"verdict": "collapsed", "first_step": 101, "rules": ["kl_blowup"]}
+    assert windows(judged, KL) == windows(row, KL) != []

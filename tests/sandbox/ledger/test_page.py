@@ -99,6 +99,18 @@ def test_an_inconclusive_claim_that_another_repeats_was_tried_again(
     assert tile in html.render(claims, REGIMES, given, rows, len(SEEDS))
 
 
+def test_a_claims_p_stands_on_its_side_of_the_level(found: list[Finding], rows: dict[str, Row]) -> None:
+    """Two digits, more where they would round a decided claim's p to the level; it is the p by which claims stand."""
+    shown = [summary.p_text(p) for p in (0.049966, 0.05, 0.0500001, 1.234e-7, 1.0, None)]
+    assert shown == ["0.04997", "0.05", "0.05", "1.2e-07", "1", ""]
+    by_number = {one.claim.number: one for one in found if one.decides}
+    ready = [line for line in summary.lines(CHOSEN, found, needs(CHOSEN, REGIMES, rows)) if line.p]
+    assert ready
+    for line in ready:
+        assert float(line.p) == pytest.approx(by_number[line.claim.number].p, rel=0.05)
+        assert (float(line.p) < 0.05) == (line.state not in ("inconclusive", summary.TRIED_AGAIN))
+
+
 def given_words(found: list[Finding], **words: Word) -> list[Finding]:
     """The findings with these verdicts, by the number of the claim (c9)."""
     return [replace(one, word=words.get(f"c{one.claim.number}", one.word)) if one.decides else one for one in found]
@@ -248,8 +260,8 @@ def test_out_of_reach_is_apart_with_its_cost(rows: dict[str, Row]) -> None:
 
 def test_a_collapse_too_early_to_be_warned_of_is_counted(found: list[Finding], rows: dict[str, Row]) -> None:
     """Runs that collapsed before any window that could warn are counted, not left out; without them none has."""
-    stable = {name: {**row, "first_step": None} for name, row in rows.items()}
-    early = stable | {name: {**rows[name], "first_step": 1} for name in list(rows)[:2]}
+    stable = {name: {**row, "evaluations": [[0, 0.4], [400, 0.4]]} for name, row in rows.items()}
+    early = stable | {name: {**rows[name], "evaluations": [[0, 0.4], [1, 0.0], [2, 0.0]]} for name in list(rows)[:2]}
     assert "No run has collapsed." in page.markdown(CHOSEN, REGIMES, found, stable)
     assert "Collapsed runs: 2. None collapsed late enough" in page.markdown(CHOSEN, REGIMES, found, early)
 

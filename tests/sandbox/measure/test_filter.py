@@ -117,7 +117,7 @@ def test_rates_are_those_of_the_models_own_samples(
     assert {row["samples"] for row in found} == {8}
     kept = [line for line, rate in zip(lines, expected, strict=True) if rate <= 0.9]
     assert Path("data/problems.filtered.jsonl").read_text().splitlines() == kept
-    assert f"kept {len(kept)} of 12 problems, those solved in 0 to 0.9 of 8 samples" in capsys.readouterr().out
+    assert f"kept {len(kept)} of 12 problems, with pass rates of 0 to 0.9 over 8 samples" in capsys.readouterr().out
 
 
 def test_the_band_has_both_its_ends(data: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
