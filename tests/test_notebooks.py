@@ -260,7 +260,7 @@ def test_from_sandbox_to_cluster(runs: Path) -> None:
     assert len(list((runs / "to-cluster-r3").iterdir())) == 3
     cells = {cell.id: printed(cell) for cell in notebook.cells if cell.cell_type == "code"}
     assert "replay.mode: runs R3, target none -> R3" in cells["promote"]
-    assert "routing records, int8" in cells["payloads"]
+    assert "mu's routing records, int8" in cells["payloads"]
     (memory, discrepancy) = figures(notebook)
     training = sum(trace["x"][0] for trace in memory["data"])
     assert f"A training GPU holds {training:.0f} GiB" in cells["seen"] and "It fits." in cells["seen"]

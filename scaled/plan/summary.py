@@ -160,9 +160,9 @@ def step_payloads(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     if shape.moe_layers:
         # In every mode: an engine sends its record whether a pass replays it or metrics alone read it.
         ours = payloads.id_bytes(shape)
-        found[f"routing records, int{8 * ours}"] = payloads.routing_bytes(shape, responses * S)
+        found[f"mu's routing records, int{8 * ours}"] = payloads.routing_bytes(shape, responses * S)
         found["the same in Pr2's int32"] = payloads.routing_bytes(shape, responses * S, payloads.INT32_BYTES)
-        found[f"routing record of one response, int{8 * ours}"] = payloads.routing_bytes(shape, S)
+        found[f"mu's routing record of one response, int{8 * ours}"] = payloads.routing_bytes(shape, S)
     if algorithm.passes.trains_predictor:
         positions = algorithm.predictor.num_positions
         found["router features"] = payloads.feature_bytes(shape, positions, responses, b)

@@ -18,6 +18,8 @@ def test_every_config_of_the_project_has_a_name_and_words() -> None:
 
     assert set(shipped.names()) == files
     assert all(len(shipped.words(name)) > 10 for name in files)
+    # The first sentence alone, a question's too: the next line is the command.
+    assert shipped.words("audit/claims").endswith(" those that train worst?")
 
 
 @pytest.mark.parametrize("word", ["demo/r3", "demo/r3.yaml", "configs/demo/r3.yaml", "configs/demo/r3"])

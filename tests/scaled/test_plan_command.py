@@ -33,8 +33,8 @@ def test_json_is_the_whole_plan(capsys):
         assert sum(pool["parts"].values()) == pool["total"] <= pool["limit"]
     # 8,192 responses of 34,816 tokens at 48 x 8 ids: int8 ours, int32 theirs.
     payloads = found["payload_bytes"]
-    assert payloads["routing records, int8"] == 8192 * 34_816 * 48 * 8
-    assert payloads["the same in Pr2's int32"] == 4 * payloads["routing records, int8"]
+    assert payloads["mu's routing records, int8"] == 8192 * 34_816 * 48 * 8
+    assert payloads["the same in Pr2's int32"] == 4 * payloads["mu's routing records, int8"]
     assert 30_532_122_624 < payloads["weights pushed to one engine"] < 1.03 * 30_532_122_624  # fp8, tables in bf16
     assert found["cluster"]["gpus_needed"] == 64
     assert found["assumptions"]

@@ -72,7 +72,7 @@ def test_routes_are_counted_where_they_are_stored():
     assert "routing records" not in host_memory(config, dense).parts
     for shape, found in ((QWEN, one), (dense, None)):
         unreplayed = recipe("--algorithm.replay.mode", "none")
-        assert step_payloads(unreplayed, shape).get("routing records, int8") == found
+        assert step_payloads(unreplayed, shape).get("mu's routing records, int8") == found
         assert metric_payloads(unreplayed, shape).get("transfer/routes_bytes") == found
 
 

@@ -196,6 +196,14 @@ def test_a_cache_has_room_for_what_fits():
     assert f"{rooms[1]} of 34,816; rollout.max_num_seqs is 24. A value beyond the room only preempts" in line
 
 
+@pytest.mark.parametrize("weights", ["same", "fp8_block"])
+def test_quantising_is_told_where_ranks_do(weights: str) -> None:
+    """The sentence on a push has the seconds in which ranks quantise, unless they send what they train in."""
+    config, gpu = recipe("--rollout.precision.weights", weights), gpu_named("H100-80GB")
+    (push,) = (one for one in sentences(config, QWEN, gpu, step_compute(config, QWEN, gpu)) if "; a push" in one)
+    assert ("in which ranks quantise" in push) == (weights == "fp8_block")
+
+
 def test_latent_attention_caches_its_latents():
     """Moonlight's KV of a token is 27 layers of 512 + 64 numbers on each GPU, whatever TP."""
     assert payloads.kv_bytes_per_token(MOONLIGHT, 2) == 2 * 27 * (512 + 64)

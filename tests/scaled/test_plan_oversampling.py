@@ -92,7 +92,7 @@ def test_responses_in_progress_have_routes_on_every_machine() -> None:
     """mu's record grows with the prompts in progress; the ranks' records do not."""
     plain, more = (host_memory(recipe(n), QWEN).parts["routing records"] for n in (0, 16))
     assert more - plain == 16 * G * payloads.routing_bytes(QWEN, 34_816)
-    plain, more = (step_payloads(recipe(n), QWEN)["routing records, int8"] for n in (0, 16))
+    plain, more = (step_payloads(recipe(n), QWEN)["mu's routing records, int8"] for n in (0, 16))
     assert more == plain * 80 // 64
 
 
