@@ -113,7 +113,8 @@ class RunRecorder:
         # Without the experts, which other processes may hold: the file takes them a part at a time.
         mu, old = result.rollouts.experts, result.scores.natural
         rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
-        trace = Trace.of(rollouts, scores, result.rewards_B, number, decode=self.decode)
+        old_pass = self.config.algorithm.build().passes.old
+        trace = Trace.of(rollouts, scores, result.rewards_B, number, self.decode, old_pass)
         self.folder.save_trace(number, trace, mu, old)
 
     def checkpoint(self, number: int, save: Callable[[int], object]) -> None:

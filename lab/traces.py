@@ -30,8 +30,9 @@ The file, version 1. Response b has S_b tokens: num_prompt[b] of its prompt, the
 Expert ids ascend within a row-layer; -1 marks every slot without a record; the type is the narrowest signed one that
 holds every id (wider ones are read, too). The file's metadata (strings): `schema` "firstorder.trace", `version` "1",
 `step`, with experts `layer_numbers` (the routers' own numbers, as "1,2,5") and `num_experts`, and optionally `texts`:
-the tokens' text, as a JSON object from id to text, and `temperature`: T > 0 by which every side divides its logits (1
-for greedy decoding). Without it, log-probabilities may be those at 1, whatever the temperature of sampling.
+the tokens' text, as a JSON object from id to text, `temperature`: T > 0 by which every side divides its logits (1 for
+greedy decoding), and `old_pass`: "replay_rollout" where old scored on experts_mu (R3), "predicted" where on predicted
+ones (Pr2). Without a temperature, log-probabilities may be those at 1, whatever the temperature of sampling.
 Nothing is truncated (top-p, top-k, min-p) on any side.
 """
 
@@ -42,7 +43,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ SCHEMA = "firstorder.trace"
 VERSION = "1"
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 TOP = ("top_ids", "top_logp_mu", "top_logp_old")
-METADATA = ("step", "layer_numbers", "num_experts", "texts", "temperature")
+OLD_PASSES = ("natural", "replay_rollout", "predicted")
+METADATA = ("step", "layer_numbers", "num_experts", "texts", "temperature", "old_pass")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +93,11 @@ class Trace:
     texts: dict[int, str] = field(default_factory=dict)
     temperature: float | None = None
     versions: Int[Tensor, " _A"] | None = None
+    old_pass: str = "natural"
 
     def __post_init__(self) -> None:
+        if self.old_pass not in OLD_PASSES:
+            raise ValueError(f"old_pass: expected one of {', '.join(OLD_PASSES)}, got {self.old_pass!r}")
         offsets = self.offsets.tolist()
         is_rising = all(a < b for a, b in itertools.pairwise(offsets))
         if not offsets or offsets[0] != 0 or offsets[-1] != len(self.tokens) or not is_rising:
@@ -151,8 +156,12 @@ class Trace:
         rewards_B: Float[Tensor, " B"],
         step: int,
         decode: Callable[[tuple[int, ...]], str] | None = None,
+        old_pass: str = "natural",
     ) -> Trace:
-        """The trace of one global step; experts_old are the old pass's natural ones, `decode` gives tokens' `texts`."""
+        """The trace of one global step; experts_old are the old pass's natural ones, `decode` gives tokens' `texts`.
+
+        `old_pass` is `ModePlan.old` of the replay mode.
+        """
         responses = rollouts.responses
         lengths = [len(r.tokens) for r in responses]
         mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
@@ -180,7 +189,13 @@ class Trace:
             top_logp_old=None if top is None or top_old_BTK is None else _pack(top_old_BTK, lengths),
             # One version of all tokens needs no column.
             versions=version_A.int() if len(version_A.unique()) > 1 else None,
+            old_pass=old_pass,
         )
+
+    @property
+    def as_scored(self) -> Trace:
+        """The trace with the experts on which old scored in the place of its own: mu's, where it replayed them."""
+        return replace(self, experts_old=self.experts_mu) if self.old_pass == "replay_rollout" else self
 
     @property
     def num_choices(self) -> int:
@@ -226,6 +241,8 @@ class Trace:
             metadata["num_experts"] = str(num_experts)
         if self.temperature is not None:
             metadata["temperature"] = repr(self.temperature)
+        if self.old_pass != "natural":
+            metadata["old_pass"] = self.old_pass
         if self.texts:
             metadata["texts"] = json.dumps(self.texts, ensure_ascii=False)
         write_tensors(path, tensors, metadata)
@@ -283,7 +300,7 @@ def _stated(metadata: dict[str, str]) -> dict[str, Any]:
     return {
         "step": int(metadata["step"]), "num_experts": int(metadata.get("num_experts", 0)), "temperature": T,
         "layer_numbers": tuple(map(int, layers.split(","))) if layers else (),
-        "texts": _texts(metadata.get("texts", "{}")),
+        "texts": _texts(metadata.get("texts", "{}")), "old_pass": metadata.get("old_pass", "natural"),
     }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "routing", "routers that choose other experts", rules.routing, words.routers,
         "Replay the routes (R3: mu's experts in the trainer; R2 or Pr2 where the target must not move), or compute the "
-        "router in float32 on both sides. If the trainer replays them already, the gap is what replay leaves.",
+        "router in float32 on both sides.",
         (
             "replay_removes", "router_disagreement", "flips_per_size", "flip_share_of_kl", "noise_share",
             "unrepeated_tail",

@@ -122,6 +122,8 @@ def diagnose(trace: Trace, reference: ReferenceModules | None = None, is_dense: 
     records = (trace.experts_mu, trace.experts_old)
     if is_dense or any(experts is not None and experts.shape[1] == 0 for experts in records):
         seen |= {"is_dense": 1.0}
+    if trace.old_pass == "replay_rollout":
+        seen |= {"is_replayed": 1.0}
     if reference is None or not seen.get("k3_kl", 0.0) > 0:  # values that are not finite have no k3
         return Diagnosis(seen, weigh(seen))
     trial = try_replay(trace, reference)

@@ -65,6 +65,8 @@ def try_replay(trace: Trace, reference: ReferenceModules) -> ReplayTrial:
     It tells nothing where mu and old are equal, where mu's experts are unknown, where the model cannot replay them, and
     where it does not score as old does: in some precision, up to SAME of the gap.
     """
+    if trace.old_pass == "replay_rollout":
+        raise ValueError("--model: expected a trace that old scored on its own experts, got one scored on mu's (R3)")
     record = trace.record_mu
     if record is None:
         raise ValueError("experts_mu: expected mu's experts for --model, got none")

@@ -138,7 +138,7 @@ def _jumps(seen: Seen) -> float:
     On the models that set the thresholds the tail was 6.8 and more for noise on routers, at most 5.2 for noise on
     logits beside rounding, and 7.7 beside old weights. Routers that err alike in the same context do not show.
     """
-    if seen.get("is_dense"):
+    if seen.get("is_dense") or seen.get("is_replayed"):
         return 0.0
     return over(seen.get("unrepeated_tail"), words.JUMPS, 8) * over(seen.get("noise_share"), 0.03)
 

@@ -99,6 +99,8 @@ def small(seen: Seen) -> str:
     """Words for rounding."""
     if seen.get("is_dense"):
         routes = "The model has no routers."
+    elif seen.get("is_replayed"):
+        routes = "The trainer replayed mu's experts: no route differs."
     elif "router_disagreement" not in seen:
         routes = "The trace lacks the experts of one side or both, so routers cannot be ruled out."
     elif seen.get("num_flips", 0) == 0:

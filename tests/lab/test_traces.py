@@ -95,8 +95,17 @@ def test_packing_keeps_every_token_and_no_padding(lengths: list[tuple[int, int]]
 def test_a_saved_trace_comes_back_to_the_bit(tmp_path: Path) -> None:
     """Save and load are inverse, with and without the optional tensors, and through the run folder too."""
     run = RunFolder(tmp_path)
-    full = replace(example(), texts={1: "ein „ä“ \u2028", 2: '"\\', 3: " the", 4: "\n"})
-    bare = replace(full, texts={}, experts_mu=None, experts_old=None, layer_numbers=(), num_experts=0, entropy_old=None)
+    full = replace(example(old_pass="replay_rollout"), texts={1: "ein „ä“ \u2028", 2: '"\\', 3: " the", 4: "\n"})
+    bare = replace(
+        full,
+        old_pass="natural",
+        texts={},
+        experts_mu=None,
+        experts_old=None,
+        layer_numbers=(),
+        num_experts=0,
+        entropy_old=None,
+    )
     for step, trace in ((1_000_000, full), (999_999, bare)):
         assert same(Trace.load(run.save_trace(step, trace)), trace)
     assert [path.stem for path in run.traces()] == ["step-999999", "step-1000000"]
@@ -129,6 +138,14 @@ def test_a_trace_says_its_temperature_and_one_of_before_says_none(tmp_path: Path
     assert Trace.load(tmp_path / "before.safetensors").temperature is None
     with safetensors.safe_open(tmp_path / "before.safetensors", "pt") as file:
         assert "temperature" not in file.metadata()
+
+
+def test_old_scored_on_mus_experts_where_it_replayed_them() -> None:
+    """`as_scored` has mu's experts as old's, and old's own in any other pass."""
+    for old_pass, name in (("replay_rollout", "experts_mu"), ("natural", "experts_old"), ("predicted", "experts_old")):
+        trace = example(old_pass=old_pass)
+        assert trace.as_scored.experts_old is getattr(trace, name) and trace.as_scored.experts_mu is trace.experts_mu
+    assert not torch.equal(trace.experts_mu, trace.experts_old)
 
 
 def with_top(k: int = 4) -> Trace:
@@ -192,6 +209,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
         {"experts_old": with_value(example().experts_old, 2, 77)}, "experts_old: response 0, row 0, layer 1.*77",
     ),
     "a temperature of 0": ({"temperature": 0.0}, r"temperature: expected a number above 0, got 0\.0"),
+    "an old pass that is none": ({"old_pass": "R3"}, "old_pass: expected one of natural, replay_rollout, pred.*'R3'"),
     "too few layers": ({"layer_numbers": (1, 2)}, "experts_mu: .*3 layer numbers.*got 2"),
 }  # fmt: skip
 
@@ -208,7 +226,7 @@ def test_what_does_not_fit_is_one_line(misfit: str, tmp_path: Path) -> None:
     tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     layers = ",".join(str(n) for n in values["layer_numbers"])
     metadata = {"schema": SCHEMA, "version": "1", "step": "7", "layer_numbers": layers, "num_experts": "20"}
-    metadata["temperature"] = repr(values["temperature"])
+    metadata |= {"temperature": repr(values["temperature"]), "old_pass": values["old_pass"]}
     path = tmp_path / "t.safetensors"
     path.write_bytes(safetensors.torch.save(tensors, metadata))
     with pytest.raises(ValueError, match=rf"t\.safetensors: .*{message}"):

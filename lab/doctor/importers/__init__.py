@@ -39,6 +39,10 @@ FORMATS: tuple[DumpDescription, ...] = (OURS, *BY_ROWS[::-1], *BY_TORCH, MAPPED)
 """All formats, in display order."""
 OLD = ("logp_old", "entropy_old", "experts_old", "logp_pi")
 """Columns that `--old` may bring."""
+REPLAYED = (
+    "the trainer scored on mu's experts (R3), so both sides ran the same routes and the gap is what replay leaves. Its "
+    "own choice of experts is not looked at."
+)
 
 
 def load_dump(path: Path, columns: Mapping[str, str] | None = None, old: Path | None = None) -> Dump:
@@ -72,7 +76,8 @@ def _load(path: Path, columns: Mapping[str, str] | None, old: Path | None) -> Du
     if suffix == ".safetensors" and columns is None:
         if old is not None:
             raise ValueError(f"--old: expected none with a trace of ours, which has both sides, got {old}")
-        return Dump(Trace.load(path), OURS.name)
+        trace = Trace.load(path)
+        return Dump(trace.as_scored, OURS.name, REPLAYED if trace.old_pass == "replay_rollout" else "")
     if suffix == ".pt":
         if columns is not None:
             raise ValueError("--columns: expected .jsonl, .parquet or .safetensors, got .pt")

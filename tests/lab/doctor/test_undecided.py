@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ def test_no_framework_hides_routers(write: Callable[[Path, dumps.Rows], Path], t
     found = diagnose(load_dump(write(tmp_path, dumps.rows_of(trace))).trace)
     assert "routing" in {cause.name for cause in (*found.named, *found.candidates)} and found.share_right is None
     assert found.named[0].name in ("routing", "undecided")
+
+
+def test_routes_that_were_replayed_are_no_cause(tmp_path: Path) -> None:
+    """The same trace, scored by a trainer that replays: its own choices had no part, and a caveat says so."""
+    replace(Trace.load(WIDE), old_pass="replay_rollout").save(tmp_path / "replayed.safetensors")
+    dump = load_dump(tmp_path / "replayed.safetensors")
+    found = diagnose(dump.trace)
+    assert found.seen["router_disagreement"] == 0 and "routing" not in {cause.name for cause in found.named}
+    assert "both sides ran the same routes" in dump.caveat and load_dump(WIDE).caveat == ""
+    assert "The trainer replayed mu's experts: no route differs." in " ".join(found.lines())
 
 
 def test_the_first_line_says_that_the_dump_cannot_tell_and_the_second_which_experiment_can() -> None:

@@ -140,10 +140,12 @@ class Deaf(DecoderReference):
 
 
 def test_a_trial_that_would_tell_nothing_is_refused() -> None:
-    """Other weights, no experts, no gap and a model that cannot replay are each one line."""
+    """Other weights, replayed routes, no experts, no gap and a model that cannot replay are each one line."""
     trace, other = traced(), DecoderReference(worlds.model(seed=1))
     with pytest.raises(ValueError, match=r"^--model: expected old's weights, at most 0.1 of mu's k3 KL of .* from old"):
         try_replay(trace, other)
+    with pytest.raises(ValueError, match=r"^--model: expected a trace that old scored on its own experts, got one"):
+        try_replay(replace(trace, old_pass="replay_rollout"), REFERENCE)
     with pytest.raises(ValueError, match=r"^experts_mu: expected mu's experts for --model, got none$"):
         try_replay(replace(trace, experts_mu=None), REFERENCE)
     with pytest.raises(ValueError, match=r"^logp_old: expected a gap for --model to explain, got a k3 KL of 0$"):

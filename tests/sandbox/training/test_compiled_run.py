@@ -11,6 +11,7 @@ from firstorder.cli import main
 from lab.config.load import config_hash
 from lab.records import RunFolder
 from lab.strict import ConfigError
+from lab.traces import Trace
 from sandbox.kernels.compiled import build
 from sandbox.run import run
 from tests.sandbox.training.test_resume import CONFIG, config, only_folder, resume
@@ -46,6 +47,11 @@ def test_the_same_config_gives_the_same_bits_also_from_a_checkpoint(compiled, ea
     assert build.library().threads == 1
     resumed = run(chosen, folder=cut_off(only_folder(tmp_path)), progress="none")
     assert resumed.metrics() == compiled.metrics()
+
+
+def test_traces_say_that_old_scored_on_mus_experts(compiled):
+    """Under Pr3 the old pass replays the rollout's routes."""
+    assert {Trace.load(path).old_pass for path in compiled.traces()} == {"replay_rollout"}
 
 
 def test_an_exact_engine_has_no_discrepancy(tmp_path):
