@@ -64,8 +64,7 @@ def _comparable(found: pd.DataFrame) -> pd.DataFrame:
 
     Where no case has all of them, those of the objectives of the case that has the most.
     """
-    names = [set(part["objective"]) for _, part in parts(found, CASE)]
-    wanted = max(names, key=len)
+    wanted = max((distinct(part, "objective") for _, part in parts(found, CASE)), key=len)
     shared = [where(part, part["objective"].isin(wanted)) for _, part in parts(found, CASE)]
     return pd.concat([part for part in shared if len(set(part["objective"])) == len(wanted)])
 

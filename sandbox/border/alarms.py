@@ -38,11 +38,10 @@ def said(study: BorderStudy) -> str:
     by_n = {n: tried(rule, some) for n, some in by_updates(study.fresh).items()}
     (told, false), (early, _) = (shares(rule, study.fresh, date) for date in (collapse_step, fall_step))
     words = paragraph(
-        "Which metric and limit warn of a collapse in time? The best one on exploratory seeds, "
-        f"{rule.words}, warns in time of {told} collapses on fresh seeds, and goes off in {false} runs that do not "
-        "collapse.",
+        f"The best alarm on exploratory seeds, {rule.words}, warns in time of {told} collapses on fresh seeds, and "
+        f"goes off in {false} runs that do not collapse.",
         # "n of m (low to high)": the number alone, since m is the same.
-        f"Before the first low evaluation, which comes up to {SMOOTHED - 1} earlier, it warns of {early.split()[0]}.",
+        f"Before the first low evaluation, up to {SMOOTHED - 1} earlier, it warns of {early.split()[0]}.",
         "One limit is a weak alarm." if mean_score([*by_n.values()]) < WEAK else "",
         alarm_elsewhere(study.alarms, study.rows, study.regime).strip(),
         "([Other alarms](border-tables.md#alarms).)",

@@ -134,7 +134,8 @@ def _powers(found: pd.DataFrame, short: Mapping[str, Any]) -> dict[str, float]:
     powers = {}
     for long in where(found, digits=6, remedy="none").to_dict("records"):
         counts = [[one["collapsed"], one["n"] - one["collapsed"]] for one in (long, short)]
-        if long["kl"] < short["kl"] and stats.fisher_exact(counts, alternative="greater").pvalue < LEVEL:
+        test: Any = stats.fisher_exact(counts, alternative="greater")
+        if long["kl"] < short["kl"] and test.pvalue < LEVEL:
             powers[long["gap"]] = least_power(long, short)
     return powers
 

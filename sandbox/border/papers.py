@@ -83,7 +83,7 @@ def answer(own: SmallWorld, of_length: float, of_rate: float) -> str:
     return paragraph(
         f"**The papers' settings.** R3's KL is {number(one.kl)} per token; the map's largest gap has "
         f"{number(own.kl / one.kl)} times as much.",
-        f"Is the number the reason? `KL x N` is not: in it R3's setting (N = {one.n}) lies at "
+        f"In `KL x N` R3's setting (N = {one.n}) lies at "
         f"{number(one.kl * one.n / own.border)} of x*, and half of the runs here collapse from a KL of "
         f"{number(at_border)} on, {number(at_border / one.kl)} times R3's.",
         f"Length could be: R3's longest responses have {number(one.length / own.length)} times the map's tokens.",

@@ -171,5 +171,6 @@ def joined(traces: Sequence[Trace]) -> Trace:
         num_experts=max(trace.num_experts for trace in traces),
         texts=first.texts,
         temperature=first.temperature,
+        old_pass=first.old_pass,
         **{name: torch.cat(values) for name, values in of.items()},
     )

@@ -304,7 +304,7 @@ def _story() -> dict[str, Any]:
 
 def test_the_story_is_counted_on_fresh_seeds_apart() -> None:
     said = flat(page(BorderStudy(_story(), BORDER), [], NO_PEAKS))
-    assert "came out in full on 2 of 3 fresh seeds" in said and "on exploratory seeds, before 104, on 2 of 2." in said
+    assert "came out in full on 2 of 3 fresh seeds" in said
     assert "(an exact engine 3, no remedy 3, R2 2, token TIS 3, R3 3, MiniRL 3)" in said
 
 
