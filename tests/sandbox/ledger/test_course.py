@@ -79,6 +79,8 @@ def test_the_fall_begins_before_the_level_shows_it():
     """At step 5 the mean of three is the first below half of 0.4; the evaluation of step 4 was low already."""
     row = course(0.3, 0.4, 0.4, 0.4, *[0.0] * 16)
     assert collapse_step(row) == 5 and fall_step(row) == 4
+    # Low is below half of the highest level before, 0.4, not of the level there.
+    assert fall_step(course(0.4, 0.4, 0.4, 0.18, *[0.15] * 17)) == 3
     # A single low evaluation before it is none of the fall.
     assert fall_step(course(0.3, 0.4, 0.1, 0.4, *[0.0] * 16)) == 4
     assert fall_step(course(*[0.3] * 21)) is None
