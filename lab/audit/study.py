@@ -22,6 +22,7 @@ from lab.audit.table import (
     cell,
     distinct,
     error_column,
+    has_interval,
     medians,
     middle,
     numbers,
@@ -166,8 +167,8 @@ def _ratio(row: Mapping[str, Any]) -> str:
     middle = number(float(row["ratio"]))
     # Bold where the interval excludes 1, so that it is clear which objective has less bias.
     strong = f"**{middle}**" if row["high"] < 1 or row["low"] > 1 else middle
-    has_interval = row["low"] > 0 or math.isfinite(row["high"])
-    return f"{strong} [{number(float(row['low']))}, {number(float(row['high']))}]" if has_interval else strong
+    ends = f" [{number(float(row['low']))}, {number(float(row['high']))}]"
+    return f"{strong}{ends if has_interval(row['low'], row['high']) else ''}"
 
 
 def _turns(table: pd.DataFrame) -> str:

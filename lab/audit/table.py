@@ -200,6 +200,11 @@ def ratios(frame: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*CASE, *LEVEL, "ratio", "low", "high", *distances])
 
 
+def has_interval(low: Any, high: Any) -> Any:
+    """Whether the ends of a ratio, or each of several, are those of an interval: not 0 and inf."""
+    return (low > 0) | np.isfinite(high)
+
+
 FAR = 1e6
 """Stands for the logarithm of infinity, since no bootstrap takes an infinite number: its half is infinite too."""
 

@@ -15,6 +15,7 @@ from lab.audit.table import (
     at_middle,
     distinct,
     error_column,
+    has_interval,
     medians,
     numbers,
     parts,
@@ -140,17 +141,18 @@ def _comparison(frame: pd.DataFrame, first: str, second: str) -> list[str]:
     said = []
     for key, part in parts(table, ["group", "baseline"]):
         middle = f"The median ratio is {number(float(np.median(numbers(part, 'ratio'))))}"
-        sure = where(part, np.isfinite(numbers(part, "high")) | (numbers(part, "low") > 0))
-        if sure.empty:
+        known = where(part, has_interval(numbers(part, "low"), numbers(part, "high")))
+        if known.empty:
             said.append(
                 f"With {group_words(**key)}: {middle[0].lower()}{middle[1:]} of the bias of {first} to that of "
                 f"{second}; fewer than {FEWEST} policies have no interval."
             )
             continue
-        less, more = (float(share.mean()) for share in (numbers(part, "high") < 1, numbers(part, "low") > 1))
+        less, more = (float(share.mean()) for share in (numbers(known, "high") < 1, numbers(known, "low") > 1))
         said.append(
             f"With {group_words(**key)}, {first} has less bias than {second} in {less:.0%} of the "
-            f"cells (length, distance, reward, policies) and more in {more:.0%}; the other intervals contain 1. "
+            f"cells (length, distance, reward, policies){' with an interval' if len(known) < len(part) else ''} and "
+            f"more in {more:.0%}; the other intervals contain 1. "
             f"{middle}."
         )
     return said

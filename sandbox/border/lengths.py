@@ -155,7 +155,7 @@ def least_power(long: Mapping[str, Any], short: Mapping[str, Any]) -> float:
 
 
 def asked_power(rows: Mapping[str, Row], regime: Regime) -> float | None:
-    """The largest power of the length that an engine's long responses ask for; None if they refute no power of 0."""
+    """The largest power of the length that an engine's long responses ask for; None where none refutes `KL x N`."""
     found = places(lengths(rows, regime))
     both = _both(found)
     return max(_powers(found, both[1]).values(), default=None) if both else None

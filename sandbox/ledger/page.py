@@ -60,7 +60,7 @@ READING = f"""## How to read it
   A claim that is added may undo a verdict until it is decided itself. *Opposite* has the same correction.
 - *Predictions*: how many of the claim's hold (*for*), fail (*against*) or are *open* by their own tests at 5%, without
   correction. They say what an inconclusive claim leaves open, and decide nothing.
-- *p* is the claim's, two-sided, after Holm's correction: below 0.05 the verdict stands.
+- *p* is the claim's, two-sided, after Holm's correction; below 0.05 the claim is decided.
 - *Effect*, with its 95% interval, is that of the prediction on which the verdict rests. *Power* is the chance that the
   claim's least powerful prediction is found to hold at the effect for which its seeds are planned
   (sandbox/ledger/power.py), at the level of Holm's first step. *Cost* is hours of one thread.

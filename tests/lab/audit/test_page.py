@@ -58,6 +58,17 @@ def test_objectives_are_ranked_by_the_cases_that_they_share(config: AuditConfig,
     assert headline(apart).startswith("Of 3 objectives, sequence ")
 
 
+def test_shares_are_of_the_cells_with_an_interval(config: AuditConfig, frame: pd.DataFrame) -> None:
+    """Two bigram policies have ratios alone: without them the shares are the same, and the words say so."""
+    tabular = where(frame, frame["kind"] == "tabular")
+    mixed, alone = (
+        next(one for one in sentences(config, part) if one.startswith("With baseline mean")) for part in (frame, tabular)
+    )
+    assert " with an interval and more in " in mixed and "with an interval" not in alone
+    shares = [re.findall(r"\d+%", one) for one in (mixed, alone)]
+    assert shares[0] == shares[1] != ["0%", "0%"]
+
+
 def test_few_policies_have_no_interval(config: AuditConfig, frame: pd.DataFrame) -> None:
     """The ratio alone, in words and in the study, with five policies; intervals with six."""
     assert config.compare is not None
