@@ -62,7 +62,7 @@ def test_shares_are_of_the_cells_with_an_interval(config: AuditConfig, frame: pd
     """Two bigram policies have ratios alone: without them the shares are the same, and the words say so."""
     tabular = where(frame, frame["kind"] == "tabular")
     mixed, alone = (
-        next(one for one in sentences(config, part) if one.startswith("With baseline mean")) for part in (frame, tabular)
+        next(s for s in sentences(config, part) if s.startswith("With baseline mean")) for part in (frame, tabular)
     )
     assert " with an interval and more in " in mixed and "with an interval" not in alone
     shares = [re.findall(r"\d+%", one) for one in (mixed, alone)]
