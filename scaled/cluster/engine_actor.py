@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from scaled.cluster.buckets import Bucket
 from scaled.cluster.ray_cluster import Worker
 from scaled.cluster.storing import pack_apart
-from scaled.cluster.transfer import Bucket, Parcel, pack, unpack
+from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.cluster.weights import tensors_of
 from scaled.config import RolloutBlock
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling

@@ -23,11 +23,12 @@ from torch._C._distributed_c10d import Store
 from lab.overflow import Fp16Overflow, Overflow
 from lab.ray_session import fetch, wait
 from scaled.cluster.actors import ActorGroup
+from scaled.cluster.buckets import Bucket, Staging
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
 from scaled.cluster.storing import pack_apart, unpack_apart
-from scaled.cluster.transfer import Bucket, Meter, Parcel, buckets, pack, unpack
-from scaled.cluster.weights import Convert, StoredTensors
+from scaled.cluster.transfer import Meter, Parcel, pack, unpack
+from scaled.cluster.weights import Convert, StoredTensors, converted
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
 from theory.contracts import NamedTensors, Rollouts, TokenScores, UpdateStats
 from theory.routing.passes import RoutingPlan
@@ -94,6 +95,7 @@ class RankActor(Worker):
     """One rank in its own process; all its methods run on that process's main thread."""
 
     rank: ModelRank
+    _staging: Staging
     # Rank 0's alone. It listens until the store takes it over, so that no other process gets the port.
     _socket: socket.socket | None = None
 
@@ -104,13 +106,14 @@ class RankActor(Worker):
         return address, self._socket.getsockname()[1]
 
     def start(self, build: BuildModelRank, rank: int, num_ranks: int, address: str, port: int) -> None:
+        self._staging = Staging()
         self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
     def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:
         return pack_apart(getattr(self.rank, method)(*unpack(parcel, shared=True)))
 
     def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
-        for bucket in buckets(convert(self.rank.export(folded)), bucket_bytes):
+        for bucket in converted(self.rank.export(folded), bucket_bytes, convert, self._staging):
             yield bucket
             yield bucket.num_bytes  # tells the driver, which does not fetch the bucket, that it is there
 

@@ -14,11 +14,12 @@ import ray
 import torch
 from torch import Tensor
 
+from scaled.cluster.buckets import ALIGNMENT, EMPTY, Bucket, buckets
 from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.routes import RouteSource, StoredRecord
 from scaled.cluster.sources import Owner, RankGroup, Source
 from scaled.cluster.stretches import Stretches
-from scaled.cluster.transfer import ALIGNMENT, EMPTY, Bucket, Hole, Parcel, buckets, pack, shares, unpack
+from scaled.cluster.transfer import Hole, Parcel, pack, shares, unpack
 from theory.contracts import Rollouts
 from theory.oversampling import Backlog
 from theory.routing.features import RouterFeatures
@@ -52,7 +53,8 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
 
     parcel = pack(value, stand_in)
     # Room for all with their gaps: each object is one bucket.
-    stored = (next(buckets(own, sum(ALIGNMENT + tensor.nbytes for _, tensor in own)), EMPTY) for own in tensors)
+    sizes = [sum(ALIGNMENT + tensor.nbytes for _, tensor in own) for own in tensors]
+    stored = (next(buckets(own, size, are_kept=True), EMPTY) for own, size in zip(tensors, sizes, strict=True))
     return parcel, *stored
 
 

@@ -1,9 +1,7 @@
-"""The transport between processes: tensors as flat bytes with an index, and nothing else per token.
+"""The transport of values between processes: a parcel is a value whose tensors lie in a bucket.
 
-Weights travel in buckets of bounded size, which the receiver views without a copy (`weights`). A `Parcel` is any value
-of the contracts with its tensors moved into one such bucket, so that a batch of thousands of responses is one buffer,
-not thousands of pickled tensors. Every value survives bit for bit: tensors travel as uint8, since numpy has no
-bfloat16, and int64 tensors of small values as int32.
+A batch of thousands of responses is a few buffers, not thousands of pickled tensors. Every value survives bit for bit;
+int64 tensors of small values travel as int32.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import io
 import pickle
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,112 +21,9 @@ import ray
 import torch
 from torch import Tensor
 
-from theory.contracts import NamedTensors
-
-ALIGNMENT = 64
-"""Bytes: every tensor starts at a multiple of this, so that it can be viewed in its own dtype."""
+from scaled.cluster.buckets import Bucket, Filling, aligned, can_stay
 
 INT32 = torch.iinfo(torch.int32)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor's place in a bucket; `start` and `num_bytes` count bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, eq=False)
-class Bucket:
-    """Some named tensors as one flat array of bytes."""
-
-    entries: tuple[Entry, ...]
-    data: np.ndarray
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors, padding included."""
-        return int(self.data.nbytes)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors by name, as views of the bucket's memory: read or copy them, never write to them."""
-        flat = self._flat()
-        for entry in self.entries:
-            yield entry.name, _view(flat, entry)
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of this name, a view as those of `tensors`."""
-        return _view(self._flat(), next(entry for entry in self.entries if entry.name == name))
-
-    def _flat(self) -> Tensor:
-        with warnings.catch_warnings():
-            # Ray's memory is read-only, of which torch warns, as it has no read-only tensors. Nobody writes to them.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
-            return torch.from_numpy(self.data)
-
-
-def _view(flat: Tensor, entry: Entry) -> Tensor:
-    dtype = getattr(torch, entry.dtype)
-    if entry.num_bytes == 0:  # torch has no view of an empty tensor in another dtype
-        return torch.empty(entry.shape, dtype=dtype)
-    return flat[entry.start : entry.start + entry.num_bytes].view(dtype).view(entry.shape)
-
-
-EMPTY = Bucket((), np.empty(0, dtype=np.uint8))
-"""A bucket without tensors."""
-
-
-class _Filling:
-    """A bucket that is being filled."""
-
-    def __init__(self, data: np.ndarray):
-        self.data = data
-        self.entries: list[Entry] = []
-        self.used = 0
-
-    def fits(self, tensor: Tensor) -> bool:
-        return _aligned(self.used) + tensor.nbytes <= len(self.data)
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        start = _aligned(self.used)
-        # The gap travels, too, and uninitialised bytes would differ from run to run.
-        self.data[self.used : start] = 0
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.entries.append(Entry(name, dtype, tuple(tensor.shape), start, tensor.nbytes))
-        # At once, also from a GPU and from a tensor with strides: no copy of the tensor in between.
-        _view(torch.from_numpy(self.data), self.entries[-1]).copy_(tensor.detach())
-        self.used = start + tensor.nbytes
-
-    def close(self) -> Bucket:
-        return Bucket(tuple(self.entries), self.data[: self.used])
-
-
-def buckets(named_tensors: NamedTensors, bucket_bytes: int) -> Iterator[Bucket]:
-    """The tensors in buckets of at most `bucket_bytes` bytes; a larger tensor has a bucket of its own.
-
-    Each tensor is copied into its bucket as it arrives, so one bucket and one tensor are alive at a time. A bucket is
-    valid until the next is asked for: they share one piece of memory, as fresh memory costs half as much as the copy.
-    """
-    memory = np.empty(0, dtype=np.uint8)
-    filling: _Filling | None = None
-    for name, tensor in named_tensors:
-        if filling is not None and not filling.fits(tensor):
-            yield filling.close()
-            filling = None
-        if filling is None:
-            size = max(bucket_bytes, tensor.nbytes)
-            memory = memory if len(memory) >= size else np.empty(size, dtype=np.uint8)
-            filling = _Filling(memory[:size])
-        filling.add(name, tensor)
-        if tensor.nbytes >= bucket_bytes:  # full: not even an empty tensor may be added
-            yield filling.close()
-            filling = None
-    if filling is not None:
-        yield filling.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,10 +105,10 @@ def pack(value: Any, stand_in: StandIn = lambda met: None) -> Parcel:
     packer.dump(value)
     tensors: list[Tensor] = packer.apart["tensor"]
     widened = {str(i) for i, tensor in enumerate(tensors) if _fits_int32(tensor)}
-    # Room for all tensors as they are; `close` cuts off the bytes that int32 saves.
-    filling = _Filling(np.empty(sum(_aligned(tensor.nbytes) for tensor in tensors), dtype=np.uint8))
-    for i, tensor in enumerate(tensors):
-        filling.add(str(i), tensor.to(torch.int32) if str(i) in widened else tensor)
+    sent = [tensor.to(torch.int32) if str(i) in widened else tensor for i, tensor in enumerate(tensors)]
+    filling = Filling(np.empty(sum(aligned(one.nbytes) for one in sent if not can_stay(one)), dtype=np.uint8))
+    for i, tensor in enumerate(sent):
+        filling.add(str(i), tensor, can_stay(tensor))
     return Parcel(file.getvalue(), filling.close(), frozenset(widened), tuple(packer.apart["reference"]))
 
 
@@ -246,10 +140,6 @@ def _fits_int32(tensor: Tensor) -> bool:
     return INT32.min <= int(low) and int(high) <= INT32.max
 
 
-def _aligned(start: int) -> int:
-    return -(-start // ALIGNMENT) * ALIGNMENT
-
-
 class Meter:
     """Sums of seconds and bytes by metric name, added from several threads; `take` returns and resets them."""
 
@@ -278,4 +168,4 @@ class Meter:
         return totals
 
 
-__all__ = ["ALIGNMENT", "EMPTY", "Bucket", "Entry", "Hole", "Meter", "Parcel", "buckets", "pack", "shares", "unpack"]
+__all__ = ["Hole", "Meter", "Parcel", "pack", "shares", "unpack"]

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from scaled.cluster.transfer import buckets
+from scaled.cluster.buckets import Bucket, Staging, buckets
 from theory.contracts import NamedTensors
 
 Convert = Callable[[NamedTensors], NamedTensors]
@@ -44,8 +44,16 @@ def stored(named_tensors: NamedTensors, bucket_bytes: int, convert: Convert = un
     if isinstance(named_tensors, StoredTensors):  # in the store already: only references pass through this process
         yield from named_tensors.stored(convert)
         return
-    for bucket in buckets(convert(named_tensors), bucket_bytes):
+    for bucket in converted(named_tensors, bucket_bytes, convert):
         yield ray.put(bucket), bucket.num_bytes
+
+
+def converted(
+    named_tensors: NamedTensors, bucket_bytes: int, convert: Convert, staging: Staging | None = None
+) -> Iterator[Bucket]:
+    """The converted tensors in buckets, each valid until the next is asked for."""
+    # Weights that nobody converts are their owner's, who keeps them.
+    return buckets(convert(named_tensors), bucket_bytes, convert is unchanged, staging)
 
 
 def tensors_of(references: Sequence[Any]) -> NamedTensors:
@@ -55,4 +63,4 @@ def tensors_of(references: Sequence[Any]) -> NamedTensors:
         yield from bucket.tensors()
 
 
-__all__ = ["Convert", "StoredTensors", "stored", "tensors_of", "unchanged"]
+__all__ = ["Convert", "StoredTensors", "converted", "stored", "tensors_of", "unchanged"]

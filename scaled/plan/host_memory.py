@@ -7,8 +7,8 @@ A checkpoint of sharded optimizer states (`training.distributed_optimizer`) is w
 optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable and get_parameter_state_dp_zero). In each pipeline
 stage the first TP ranks gather the states of their dense weights, and the first EP x ETP ranks those of their experts:
 these are neighbours, mostly on one machine. To load, every rank makes room for the whole states of its own weights.
-tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python, torch, CUDA: some GiB each)
-is not counted.
+tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python, torch, CUDA: some GiB each;
+in a rank, a bucket of copied weights) is not counted.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import torch
 
 from lab.manifest import _cpu_model
 from lab.markdown import markdown_table
+from scaled.cluster.push_bench import BOUND
 from scaled.config import TrainingBlock
 from scaled.megatron_engine.micro_batches import arrange
 from scaled.plan import memory
@@ -38,7 +39,7 @@ PART = Part(Path(__file__).parents[2] / "docs/speed.md", "figures")
 PADDED = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
 ROOM = ("--cluster.object_store_gib", "512")
 ONE_MACHINE = ("--cluster.num_nodes", "1", "--algorithm.batch.num_prompts", "8")
-ROUNDS = {"push": 2, "save": 1, "seeds": 6}
+ROUNDS = {"push": 7, "save": 1, "seeds": 6}
 PUSHED_GIB = 0.5
 
 
@@ -115,9 +116,10 @@ def pushes() -> list[Figure]:
     """GB/s of pushes between processes of this machine."""
     found = rows_of(output_of("scaled.cluster.push_bench", str(PUSHED_GIB), str(ROUNDS["push"])))
     direct, fp8 = found["bf16, from ranks to engines"], found["fp8 blocks, quantised in two ranks"]
+    copies = found[BOUND]
     return [
         Figure("push, two ranks to two engines", "0.9 to 1.3 GB/s, through the driver",
-               f"{direct[0]} GB/s ({direct[1]} to {direct[2]})"),
+               f"{direct[0]} GB/s ({direct[1]} to {direct[2]}); copies alone {copies[0]} ({copies[1]} to {copies[2]})"),
         Figure("push quantised to FP8 in the ranks", "one thread: 61 GB in three minutes, 0.34 GB/s",
                f"{fp8[0]} GB/s ({fp8[1]} to {fp8[2]}), two ranks"),
     ]  # fmt: skip

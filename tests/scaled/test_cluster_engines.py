@@ -20,11 +20,12 @@ import pytest
 import ray
 import torch
 
+from scaled.cluster.buckets import Bucket
 from scaled.cluster.ray_cluster import Cluster
 from scaled.cluster.rollout_group import EngineLost, RolloutGroup
 from scaled.cluster.routes import StoredRecord
 from scaled.cluster.training_group import TrainingGroup
-from scaled.cluster.transfer import Bucket, shares
+from scaled.cluster.transfer import shares
 from tests.contracts import worlds
 from tests.sandbox.engines.turns_world import Talk
 from tests.scaled import cluster_world as world

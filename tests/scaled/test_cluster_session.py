@@ -125,7 +125,10 @@ def fifth_step(
 
     monkeypatch.setattr(session, "finish", ended)
     recipe, engine, learner, task = world()
-    config = ScaledRun.model_construct(traces=SimpleNamespace(every=100), schedule=ScheduleBlock(), num_steps=9)
+    algorithm = SimpleNamespace(build=lambda: recipe)
+    config = ScaledRun.model_construct(
+        algorithm=algorithm, traces=SimpleNamespace(every=100), schedule=ScheduleBlock(), num_steps=9
+    )
     one = object.__new__(session.Session)
     one.config, one.folder, one.task, one.meter, one.between = config, folder, task, Meter(), Meter()
     one.interruptions, one.processors = SimpleNamespace(step=0), SimpleNamespace(take=lambda *given: {})
@@ -158,6 +161,7 @@ def test_an_update_that_is_not_finite_leaves_its_batch(monkeypatch: pytest.Monke
     assert events == [([5], 1)]
     trace = Trace.load(folder.traces()[0])
     assert trace.step == 5 and len(trace) == len(updates[0][0].rollouts) + len(updates[1][0].rollouts)
+    assert trace.old_pass == "replay_rollout"  # R3
 
 
 def test_weights_that_fp16_cannot_hold_leave_their_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from scaled.vllm_engine.weights_check import check_weights
 from tests.scaled import vllm_world
 from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.rank_world import LAYOUTS, algorithm, training
-from tests.scaled.test_cluster_transfer import same
+from tests.scaled.test_cluster_buckets import same
 from theory.routing.predictor import fold
 from theory.streams import stream
 

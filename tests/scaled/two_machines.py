@@ -17,9 +17,10 @@ import torch
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
+from scaled.cluster.buckets import Bucket, buckets
 from scaled.cluster.rank_group import ScoringGroup
 from scaled.cluster.storing import pack_apart, unpack_apart
-from scaled.cluster.transfer import Bucket, buckets, pack, unpack
+from scaled.cluster.transfer import pack, unpack
 from scaled.config import LimitsBlock
 from scaled.model_shape import load_shape
 from theory.routing.packed_rows import offsets_of
