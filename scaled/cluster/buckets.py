@@ -20,7 +20,8 @@ ALIGNMENT = 64
 """Bytes: every tensor starts at a multiple of this, so that it can be viewed in its own dtype."""
 
 AS_IT_LIES = 64 * 2**10
-"""Bytes from which a tensor is a piece of a bucket as it lies: a piece costs its sender as much time as their copy."""
+"""Bytes from which a tensor is a piece of a bucket as it lies: of smaller ones the pieces cost a sender and two
+receivers as much time as the copy."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ STEP_OVERHEAD = 10e-3
 
 PUSH_GB_S = 2.8
 """GB/s of a push, from the ranks over the object store into all engines: 2.8 and 3.4 in two runs of
-`python -m scaled.cluster.push_bench` on one machine of two cores. From machine to machine nothing was measured."""
+`python -m scaled.cluster.push_bench` on one machine of two cores, before one of its four copies was saved. From machine
+to machine nothing was measured."""
 
 PUSH_SPILLED_GB_S = 0.14
 """The same where the object store spills to disk; measured where it could not hold all weights."""
