@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import ray
@@ -95,9 +95,12 @@ class RankActor(Worker):
     """One rank in its own process; all its methods run on that process's main thread."""
 
     rank: ModelRank
-    _staging: Staging
     # Rank 0's alone. It listens until the store takes it over, so that no other process gets the port.
     _socket: socket.socket | None = None
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging()
 
     def rendezvous(self, interface: str | None) -> tuple[str, int]:
         """This machine's address on the interface (Ray's own by default), and a port on which it now listens."""
@@ -106,7 +109,6 @@ class RankActor(Worker):
         return address, self._socket.getsockname()[1]
 
     def start(self, build: BuildModelRank, rank: int, num_ranks: int, address: str, port: int) -> None:
-        self._staging = Staging()
         self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
     def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:

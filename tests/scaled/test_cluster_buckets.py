@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from scaled.cluster import buckets as module
 from scaled.cluster.buckets import AS_IT_LIES, Bucket, Staging, buckets
+from scaled.cluster.rank_group import RankActor
 from scaled.cluster.transfer import pack, unpack
 from scaled.cluster.weights import converted, unchanged
 
@@ -123,3 +126,20 @@ def test_buckets_share_their_memory() -> None:
     # The first is smaller than the second, whose memory all later ones have.
     again = next(buckets(sent.items(), 256, staging=staging))
     assert len({bucket.pieces[0].ctypes.data for bucket in [*seen[1:], again]}) == 1
+
+
+def test_a_bucket_has_the_same_bytes_in_any_memory() -> None:
+    """The gaps between its tensors are zero, also where the memory held another bucket before."""
+    sent, staging = {"a": torch.ones(3), "b": torch.ones(5)}, Staging()
+    staging.room(256)[:] = 255
+    one, other = (next(buckets(sent.items(), 256, staging=memory)).pieces[0] for memory in (staging, Staging()))
+    assert one.tobytes() == other.tobytes() and len(one) == 64 + 20
+
+
+def test_a_rank_keeps_the_memory_of_its_copies() -> None:
+    """The next push copies to where the last one did."""
+    rank = RankActor("")  # no file for its output
+    rank.rank = SimpleNamespace(export=lambda folded: {"a": torch.arange(9.0)}.items())
+    first, second = (next(rank.export(64, False, lambda named: named)) for _ in range(2))
+    assert isinstance(first, Bucket) and isinstance(second, Bucket)
+    assert first.pieces[0].ctypes.data == second.pieces[0].ctypes.data
