@@ -6,7 +6,9 @@
 
   // The address names the place, so that a link leads to it: #objective/remedy/engine/N, or with /seed.
   function read(address) {
-    const [preset, remedy, gap, n, seed] = decodeURIComponent(address).split("/");
+    let words;
+    try { words = decodeURIComponent(address); } catch { return false; }
+    const [preset, remedy, gap, n, seed] = words.split("/");
     const id = [preset, remedy, gap, n].join("/");
     if (!(id in data.places || id in data.same)) return false;
     Object.assign(state, { preset, remedy, gap, n: Number(n), seed: seed === undefined ? null : Number(seed) });
@@ -152,9 +154,12 @@
   }
 
   function draw() {
+    // Buttons are made anew; with the keyboard the reader stays at the one that is chosen now.
+    const held = document.activeElement.closest("#remedies, #places tbody");
     drawChoices();
     drawMap();
     drawRuns();
+    held?.querySelector('[aria-pressed="true"]')?.focus({ preventScroll: true });
     document.documentElement.dataset.drawn = idOf(state);
   }
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from sandbox.claims.border_arms import GAPS, NORMS, REMEDIES, at
 from sandbox.config import SandboxRun
 from sandbox.ledger.cells import cell, key
 from sandbox.ledger.course import collapse_step, collapsed
+from tests.lab.browser import probed
 from tests.pages.study import ROOT
 
 (BORDER,) = (one for one in REGIMES if one.name == "border")
@@ -62,6 +64,46 @@ def test_cells_that_equal_another_by_construction_show_it() -> None:
     assert {data["same"][f"grpo/{name}/r0.5/1"] for name in ("R2", "Pr2")} == {"grpo/none/r0.5/1"}
     assert data["same"]["grpo/Pr3/r0.5/1"] == "grpo/R3/r0.5/1"
     assert not data["same"].keys() & data["places"].keys()
+
+
+STEPS = """
+const press = (words) => {
+  const found = [...document.querySelectorAll("#remedies button, #places td button")];
+  const button = found.find((one) => one.textContent === words || one.title.startsWith(words));
+  button.focus();
+  button.click();
+};
+const seen = () => ({
+  address: location.hash, said: document.querySelector("#runs .said").textContent,
+  command: document.querySelector("#command").textContent, lines: document.querySelectorAll("#accuracy .hit").length,
+  chosen: document.activeElement.textContent, falls: document.querySelectorAll("#accuracy .falls").length,
+});
+const found = [seen()];
+press("R3");
+found.push(seen());
+document.querySelectorAll("#accuracy .hit")[2].dispatchEvent(new Event("click"));
+found.push(seen());
+press("FP8, noise 0.5, N = 1:");
+found.push(seen());
+parent.postMessage(found, "*");
+"""
+
+
+def test_a_reader_chooses_a_remedy_a_run_and_a_cell(tmp_path: Path) -> None:
+    """In a browser, by the keyboard: each choice changes the address, the words, the curves and the command, and keeps
+    its place. An address that names nothing opens the first place."""
+    made = _rows() + _rows(n=1)
+    page = explorer({row["cell"]: row for row in made}, BORDER)
+    broken = page.replace("<script>", "<script>location.hash = '#%';</script><script>", 1)
+    first, remedy, run, cell = probed(broken, STEPS, tmp_path, 1200, is_dark=False)
+    assert first["said"].startswith("GRPO") and "N = 8: 1 of 3 runs collapsed" in first["said"]
+    assert (first["lines"], first["falls"]) == (3, 1) and "--seed" in first["command"]
+    assert remedy["address"] == "#grpo/R3/r0.5/4" and (remedy["lines"], remedy["falls"]) == (3, 0)
+    assert "N = 4: 0 of 3 runs collapsed" in remedy["said"] and remedy["chosen"] == "R3"
+    seed = run["address"].removeprefix("#grpo/R3/r0.5/4/")
+    assert int(seed) in SEEDS and f"--seed {seed} " in run["command"] != remedy["command"]
+    assert cell["address"] == "#grpo/R3/r0.5/1" and "N = 1: " in cell["said"]
+    assert cell["chosen"].endswith("0/3")
 
 
 def test_a_swatch_stays_with_its_words() -> None:
