@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import pickle
 import resource
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 
+from scaled.megatron_engine.checkpoint_index import COMMON, INDEX
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
@@ -24,6 +27,7 @@ from tests.scaled.rank_world import (
     verdicts_on,
     write_model,
 )
+from tests.scaled.test_checkpoint_index import Exploit
 from theory.objectives import preset
 
 
@@ -183,7 +187,25 @@ def a_torn_file_of_tensors_is_refused(folder: Path) -> None:
         engine.rank.load(target)
 
 
+def a_checkpoint_that_runs_code_is_refused(folder: Path) -> None:
+    """A resumed rank reads neither an index nor common values that would run code, which torch's readers do."""
+    engine = OneRank(folder, algorithm("R3"))
+    for number, file in enumerate((INDEX, COMMON)):
+        target, mark = folder.parent / f"crafted {number}", folder.parent / f"code ran {number}"
+        engine.rank.save(target)
+        assert (target / file).is_file()
+        crafted = pickle.dumps(Exploit(mark))
+        if file == COMMON:
+            torch.save(Exploit(mark), buffer := io.BytesIO())
+            crafted = buffer.getvalue()
+        (target / file).write_bytes(crafted)
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            engine.rank.load(target)
+        assert not mark.exists()
+
+
 LAWS = (
+    a_checkpoint_that_runs_code_is_refused,
     a_copy_is_of_the_moment_when_it_was_asked_for,
     a_full_disk_in_a_thread_is_told,
     a_torn_file_of_tensors_is_refused,
