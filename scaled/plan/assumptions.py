@@ -16,7 +16,8 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
     mean, longest = step.mean_tokens, config.rollout.max_model_len
     wait = longest_wait(config, shape, gpu, mean, step.longest_tokens)
     lines = [
-        "Memory is for sequences of rollout.max_model_len tokens in every place; activations count fused attention"
+        "A rank's memory is for sequences of rollout.max_model_len tokens in every place; activations count fused "
+        "attention"
         f"{' and tokens spread evenly over experts' if shape.moe_layers else ''}.",
         f"{memory.CONTEXT / GIB:g} GiB per process for CUDA context, NCCL buffers and workspaces.",
         f"Time and FLOPs are for sequences of {mean} tokens on average, {mean / longest:.0%} of rollout.max_model_len "
@@ -39,7 +40,7 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
         )
     elif config.cluster.placement == "colocated":
         lines.append("Colocated ranks and engines stay resident together: vLLM keeps its gpu_memory_utilization.")
-    lines += [_cache_room(config, shape, gpu, mean), _object_store(config, shape, mean)]
+    lines += [_cache_room(config, shape, gpu, (mean, step.longest_tokens)), _object_store(config, shape, mean)]
     training, node = config.training, config.cluster.gpus_per_node
     filled, needed = memory.num_microbatches(config), memory.num_full_microbatches(config)
     if filled > needed:
@@ -64,16 +65,15 @@ def _training_rate(config: ScaledRun, gpu: Gpu) -> str:
     return f"{rate:g} TFLOP/s ({'dense bf16' if rate == gpu.bf16_tflops else 'half of dense bf16, in fp32'})"
 
 
-def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean: int) -> str:
+def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: engine_memory.Lengths) -> str:
     """The sequences that an engine's cache has room for, beside those that it may decode together."""
-    budget, longest = feasibility.rollout_budget(config, gpu), config.rollout.max_model_len
-    of_mean, of_longest = (
-        max(0, engine_memory.sequences_that_fit(config, shape, budget, num)) for num in (mean, longest)
-    )
+    budget, full = feasibility.rollout_budget(config, gpu), config.rollout.max_model_len
+    together = engine_memory.places_that_fit(config, shape, budget, lengths, config.rollout.max_num_batched_tokens)
+    at_once = max(0, engine_memory.sequences_that_fit(config, shape, budget, full))
     return (
-        f"An engine's cache has room for {of_mean:,} sequences of {mean:,} tokens, the mean, or {of_longest:,} of "
-        f"{longest:,}; rollout.max_num_seqs is {config.rollout.max_num_seqs:,}. A value beyond the room only preempts: "
-        "vLLM drops the cache of some sequences and computes it again later, which the time does not count."
+        f"An engine's cache has room for {together:,} sequences in progress in 98% of all moments, and always for "
+        f"{at_once:,} of {full:,} tokens; rollout.max_num_seqs is {config.rollout.max_num_seqs:,}. Where the cache is "
+        "full, vLLM drops that of some sequences and computes it again later, which the time does not count."
     )
 
 

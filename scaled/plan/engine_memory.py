@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
-from scaled.plan import payloads
+from scaled.plan import in_progress, payloads
 from scaled.plan.memory import CONTEXT, Memory, attention_activations, mlp_activations
 from scaled.plan.parameters import ELEMENT_BYTES
 
+Lengths = tuple[int, int]
+"""Mean and longest length of a batch's sequences, in tokens."""
 
-def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
-    """Memory of one GPU of an engine with `max_num_seqs` sequences of `max_model_len` tokens: no sequence is evicted.
 
+def rollout_memory(config: ScaledRun, shape: ModelShape, lengths: Lengths | None = None) -> Memory:
+    """Memory of one GPU of an engine with `max_num_seqs` sequences in progress.
+
+    Of these lengths the cache holds them all in 98% of all moments (`in_progress.cached_tokens`); else vLLM preempts
+    some, and computes them again later. By default each has `max_model_len` tokens, and none is ever preempted.
     All weights are divided by TP, even the small ones that every GPU holds whole (norms, routers). The workspace is one
     layer's activations of `max_num_batched_tokens` tokens, and fp32 logits and log-probabilities of `max_num_seqs`.
     """
@@ -20,11 +27,15 @@ def rollout_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     layer = max(attention_activations(shape, b) + mlp_activations(shape, n, b) for n in range(shape.num_layers))
     # Whole on every GPU, an upper bound: TP splits heads and widths, but not a layer's inputs.
     workspace = rollout.max_num_batched_tokens * layer + 8 * rollout.max_num_seqs * shape.vocab_size
-    kv = sequence_kv_bytes(config, shape)
+    num, full = rollout.max_num_seqs, rollout.max_model_len
+    if lengths is None:
+        name, tokens = f"KV of {num} x {full} tokens", num * full
+    else:
+        name, tokens = f"KV of {num} sequences", in_progress.cached_tokens(num, *lengths, full)
     parts = {
         "weights": engine_weights(config, shape) // rollout.tensor_parallel,
-        # TP is in `kv` already, which counts the heads that one GPU has.
-        f"KV of {rollout.max_num_seqs} x {rollout.max_model_len} tokens": rollout.max_num_seqs * kv,
+        # TP is in it already: the heads that one GPU has.
+        name: tokens * sequence_kv_bytes(config, shape) // full,
         "workspace": workspace,
         "context and buffers": CONTEXT,
     }
@@ -45,6 +56,16 @@ def sequences_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, n
     return 1 + int((num_bytes - need(1)) // (need(2) - need(1)))
 
 
+def places_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, lengths: Lengths, most: int) -> int:
+    """The largest `max_num_seqs` up to `most` of sequences of these lengths that fits these bytes; 0 if none does."""
+
+    def is_over(num_seqs: int) -> bool:
+        one = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_num_seqs": num_seqs})})
+        return rollout_memory(one, shape, lengths).total > num_bytes
+
+    return bisect_left(range(1, most + 1), True, key=is_over)
+
+
 def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of all weights in the format of the engines: those of a push, counted once for all engines."""
     precision = config.rollout.precision
@@ -58,4 +79,6 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
     return config.rollout.max_model_len * payloads.kv_bytes_per_token(shape, b, config.rollout.tensor_parallel)
 
 
-__all__ = ["engine_weights", "rollout_memory", "sequence_kv_bytes", "sequences_that_fit"]
+__all__ = [
+    "Lengths", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes", "sequences_that_fit",
+]  # fmt: skip

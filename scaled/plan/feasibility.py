@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pydantic
@@ -16,6 +17,7 @@ from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.plan import engine_memory, host_memory, memory
 from scaled.plan.division import check_divides, check_places, divisors
+from scaled.plan.engine_memory import Lengths
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB, Memory
 from scaled.plan.waits import Wait
@@ -54,14 +56,17 @@ def with_fields(config: ScaledRun, block: str, **fields: Any) -> ScaledRun:
     return config.model_copy(update={block: getattr(config, block).model_copy(update=fields)})
 
 
-def misfits(config: ScaledRun, shape: ModelShape, gpu: Gpu, wait: Wait | None = None) -> list[str]:
+def misfits(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, wait: Wait | None = None, lengths: Lengths | None = None
+) -> list[str]:
     """A line for each pool that exceeds its GPU or its machine: the need, the limit, and single changes that fit.
 
+    An engine's need is that for sequences of these `lengths`, by default all of rollout.max_model_len.
     One more where the longest `wait` for an engine's answer outlasts `rollout.timeout_s`.
     """
     pools: list[tuple[str, MemoryOf, Budget, Changes]] = [
         ("training", memory.peak_training_memory, training_budget, training_changes),
-        ("rollout", engine_memory.rollout_memory, rollout_budget, rollout_changes),
+        ("rollout", partial(engine_memory.rollout_memory, lengths=lengths), rollout_budget, rollout_changes),
     ]
     if config.takes_turns:
         awake = "training, while engines are awake"

@@ -7,15 +7,24 @@ Decision 13 (docs/decisions/0013-partial-rollouts.md) has the design.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Float
 
 from scaled.config import ScaledRun
 from scaled.plan.passes import quantiles
 
 POINTS = 1024
 """Quantiles that stand for the law of lengths."""
+
+MOMENTS = 512
+"""Parts of the longest length, at whose ends contexts are counted."""
+
+DEVIATIONS = 2.0
+"""Standard deviations above the mean that a normal variable exceeds with a probability of 2%."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +73,38 @@ def rollout_load(config: ScaledRun, mean_tokens: int, longest: int) -> Load:
     return Load(E * G, P * G, min(T, cut, steady))
 
 
-__all__ = ["Load", "responses_in_progress", "rollout_load"]
+def cached_tokens(num_seqs: int, mean_tokens: int, longest: int, max_model_len: int) -> int:
+    """Tokens in an engine's cache that `num_seqs` sequences in progress exceed with a probability of about 2%.
+
+    That is at the worst moment of a rollout, whose places all begin empty and are taken again when they are free; the
+    sum of their contexts is about normal. At least one sequence of `max_model_len`, without which vLLM does not start;
+    at most all of them.
+    """
+    mean_M, deviation_M = _contexts(mean_tokens, longest)
+    most = float((num_seqs * mean_M + DEVIATIONS * math.sqrt(num_seqs) * deviation_M).max())
+    return min(max(math.ceil(most), max_model_len), num_seqs * max_model_len)
+
+
+@lru_cache(maxsize=64)
+def _contexts(mean_tokens: int, longest: int) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " M"]]:
+    """Mean and standard deviation of one place's context, in tokens, at moments of a rollout: a renewal process."""
+    width = longest / MOMENTS
+    u = (np.arange(POINTS) + 0.5) / POINTS
+    bins = np.ceil(np.array(quantiles(u, mean_tokens, longest)) / width).astype(int)
+    ends_J = np.bincount(bins, minlength=MOMENTS + 1) / POINTS  # of a length of j moments
+    goes_on_J = 1 - np.cumsum(ends_J)
+    # A sequence begins at moment k if one that began j moments before has a length of j. Twice the longest length is
+    # time enough for the mean to settle.
+    begins_M = np.zeros(2 * MOMENTS)
+    begins_M[0] = 1.0
+    for k in range(1, len(begins_M)):
+        before = min(k, MOMENTS)
+        begins_M[k] = ends_J[1 : before + 1] @ begins_M[k - before : k][::-1]
+    context_J = np.arange(MOMENTS + 1) * width
+    mean_M, square_M = (
+        np.convolve(begins_M, goes_on_J * power_J)[: len(begins_M)] for power_J in (context_J, context_J**2)
+    )
+    return mean_M, np.sqrt(np.maximum(0.0, square_M - mean_M**2))
+
+
+__all__ = ["cached_tokens", "Load", "responses_in_progress", "rollout_load"]

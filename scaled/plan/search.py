@@ -174,17 +174,18 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
 def _engines(
     config: ScaledRun, shape: ModelShape, gpu: Gpu, placement: str, gpus: int, lengths: tuple[int, int]
 ) -> Iterator[_Engines]:
-    """The engines that fit these GPUs, each with as many sequences as its share holds, the quickest first."""
+    """The engines that fit these GPUs, each with as many sequences of these lengths as its share holds, the quickest
+    first."""
     own = config.rollout.gpu_memory_utilization
     made = []
     for share, tp in product(SHARES if placement == "colocated" else (own,), POWERS):
         if gpus % tp or config.cluster.gpus_per_node % tp or shape.num_heads % tp:
             continue
         fields = {"num_engines": gpus // tp, "tensor_parallel": tp, "gpu_memory_utilization": share}
-        one, length = with_fields(config, "rollout", **fields), config.rollout.max_model_len
-        fitting = engine_memory.sequences_that_fit(one, shape, feasibility.rollout_budget(one, gpu), length)
+        one = with_fields(config, "rollout", **fields)
         # vLLM refuses more sequences than tokens of an engine step (`conditions.check_engine_step`).
-        num_seqs = min(fitting, MOST_SEQS, config.rollout.max_num_batched_tokens)
+        most = min(MOST_SEQS, config.rollout.max_num_batched_tokens)
+        num_seqs = engine_memory.places_that_fit(one, shape, feasibility.rollout_budget(one, gpu), lengths, most)
         if num_seqs < 1:
             continue
         fields["max_num_seqs"] = num_seqs
@@ -193,7 +194,7 @@ def _engines(
             division.check_divides(one, shape)
         except ConfigError:
             continue
-        gib = engine_memory.rollout_memory(one, shape).total / GIB
+        gib = engine_memory.rollout_memory(one, shape, lengths).total / GIB
         wait_s = longest_wait(one, shape, gpu, *lengths).seconds
         made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), wait_s, gib))
     # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.

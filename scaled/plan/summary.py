@@ -108,7 +108,8 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
     division.check_places(config)
     step = compute.step_compute(config, shape, gpu, mean_tokens, longest_tokens)
     host, loading = host_pools(config, shape)
-    wait = longest_wait(config, shape, gpu, step.mean_tokens, step.longest_tokens)
+    lengths = step.mean_tokens, step.longest_tokens
+    wait = longest_wait(config, shape, gpu, *lengths)
     return Plan(
         config=config,
         shape=shape,
@@ -117,13 +118,15 @@ def make_plan(config: ScaledRun, mean_tokens: int | None = None, longest_tokens:
         resident=GpuBudget(memory.resident_memory(config, shape), feasibility.resident_budget(config, gpu))
         if config.takes_turns
         else None,
-        rollout=GpuBudget(engine_memory.rollout_memory(config, shape), feasibility.rollout_budget(config, gpu)),
+        rollout=GpuBudget(
+            engine_memory.rollout_memory(config, shape, lengths), feasibility.rollout_budget(config, gpu)
+        ),
         host=host,
         loading=loading,
         payloads=step_payloads(config, shape),
         compute=step,
         wait=wait,
-        misfits=feasibility.misfits(config, shape, gpu, wait),
+        misfits=feasibility.misfits(config, shape, gpu, wait, lengths),
     )
 
 

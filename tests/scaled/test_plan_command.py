@@ -47,7 +47,7 @@ def test_tables_name_everything_that_is_asked(capsys):
     assert code == 0 and err == ""
     for part in (
         "weights", "gradients, fp32", "optimizer states", "activations", "logits", "reference weights",
-        "replayed experts, int64", "features of a micro-batch", "KV of 24 x 34816 tokens", "routing records",
+        "replayed experts, int64", "features of a micro-batch", "KV of 24 sequences", "routing records",
         "router features", "weights pushed", "PFLOP", "GPU hours", "Assumptions", "data sheet", "--mean-tokens",
     ):  # fmt: skip
         assert part in out, part
@@ -110,7 +110,7 @@ WAYS_OUT = [
         r"training: expected at most .* are (gradients, fp32|optimizer states); fits with training\.expert_parallel "
         r"\d+ .*",
     ),
-    (["--rollout.max_num_seqs", "64"], r"rollout: .* are KV of 64 x 34816 tokens; fits with rollout\.max_num_seqs .*"),
+    (["--rollout.max_num_seqs", "200"], r"rollout: .* are KV of 200 sequences; fits with rollout\.max_num_seqs 107 .*"),
     (["--rollout.tensor_parallel", "4"],
      r"rollout\.precision\.weights: .* expert_size / tensor_parallel = 192.*; rollout\.tensor_parallel may be 1, 2"),
     (

@@ -179,23 +179,6 @@ def test_rollout_memory_is_linear_in_sequences_and_halves_with_tp():
     assert two[kv] == 2 * four[kv] == 2 * eight[kv]  # 4 KV heads: from TP 4 on they are repeated
 
 
-def test_a_cache_has_room_for_what_fits():
-    """At the number of sequences that the plan names the engine fits its GPU, and with one more it does not; the
-    sentence has those of mean and of full length."""
-    config, gpu = recipe(), gpu_named("H100-80GB")
-    budget, rooms = feasibility.rollout_budget(config, gpu), []
-    for length in (10_445, 34_816):
-        rooms.append(engine_memory.sequences_that_fit(config, QWEN, budget, length))
-        fields = ("--rollout.max_model_len", str(length), "--algorithm.sampling.max_tokens", "2048")
-        fields += ("--probe.num_tokens", "64", "--rollout.max_num_seqs")
-        own, more = (engine_memory.rollout_memory(recipe(*fields, str(rooms[-1] + n)), QWEN).total for n in (0, 1))
-        assert own <= budget < more
-    lines = sentences(config, QWEN, gpu, step_compute(config, QWEN, gpu))
-    (line,) = (one for one in lines if "cache" in one)
-    assert line.startswith(f"An engine's cache has room for {rooms[0]} sequences of 10,445 tokens, the mean, or ")
-    assert f"{rooms[1]} of 34,816; rollout.max_num_seqs is 24. A value beyond the room only preempts" in line
-
-
 @pytest.mark.parametrize("weights", ["same", "fp8_block"])
 def test_quantising_is_told_where_ranks_do(weights: str) -> None:
     """The sentence on a push has the seconds in which ranks quantise, unless they send what they train in."""
