@@ -15,7 +15,7 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.plan import engine_memory, host_memory, memory
+from scaled.plan import compute, engine_memory, host_memory, memory
 from scaled.plan.division import check_divides, check_places, divisors
 from scaled.plan.engine_memory import Lengths
 from scaled.plan.hardware import Gpu
@@ -61,9 +61,10 @@ def misfits(
 ) -> list[str]:
     """A line for each pool that exceeds its GPU or its machine: the need, the limit, and single changes that fit.
 
-    An engine's need is that for sequences of these `lengths`, by default all of rollout.max_model_len.
+    An engine's need is that for sequences of these `lengths`, by default those of a plan (`compute.lengths_of`).
     One more where the longest `wait` for an engine's answer outlasts `rollout.timeout_s`.
     """
+    lengths = compute.lengths_of(config, None, None) if lengths is None else lengths
     pools: list[tuple[str, MemoryOf, Budget, Changes]] = [
         ("training", memory.peak_training_memory, training_budget, training_changes),
         ("rollout", partial(engine_memory.rollout_memory, lengths=lengths), rollout_budget, rollout_changes),

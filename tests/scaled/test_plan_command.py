@@ -47,7 +47,7 @@ def test_tables_name_everything_that_is_asked(capsys):
     assert code == 0 and err == ""
     for part in (
         "weights", "gradients, fp32", "optimizer states", "activations", "logits", "reference weights",
-        "replayed experts, int64", "features of a micro-batch", "KV of 24 sequences", "routing records",
+        "replayed experts, int64", "features of a micro-batch", "KV of 80 sequences", "routing records",
         "router features", "weights pushed", "PFLOP", "GPU hours", "Assumptions", "data sheet", "--mean-tokens",
     ):  # fmt: skip
         assert part in out, part

@@ -64,9 +64,10 @@ def test_no_call_of_an_engine_lasts_longer(num_responses: int, places: int) -> N
 def test_the_limit_need_not_exceed_the_rollout() -> None:
     """More prompts make the rollout longer and no piece: a limit between both fits, in the plan and in the search; one
     below the piece is the only misfit."""
-    words = ("--algorithm.batch.num_prompts", "512")
+    few = ("--rollout.max_num_seqs", "24")
+    words = (*few, "--algorithm.batch.num_prompts", "512")
     plan = make_plan(loaded("qwen3_30b_a3b", *words))
-    assert plan.wait == make_plan(loaded("qwen3_30b_a3b")).wait
+    assert plan.wait == make_plan(loaded("qwen3_30b_a3b", *few)).wait
     assert 2 * plan.wait.seconds < plan.compute.rollout_s
     limit = ("--rollout.timeout_s", f"{plan.wait.seconds + 1:.0f}")
     assert make_plan(loaded("qwen3_30b_a3b", *words, *limit)).misfits == []
