@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lab.markdown import markdown_table
 from scaled.cluster import ray_cluster
+from scaled.cluster.copy_bench import SHAPE, copy_seconds
 from scaled.cluster.rank_group import Assembly
 from scaled.cluster.rollout_group import RolloutGroup
 from scaled.cluster.training_group import TrainingGroup
@@ -36,9 +37,6 @@ from theory.streams import stream
 
 NUM = 2
 """Ranks, and engines."""
-
-SHAPE = (2048, 4096)
-"""One weight of 16 MiB: an expert's matrix of Qwen3-30B-A3B has 3 MiB, its attention's widest 16."""
 
 WARM_UP = 3
 
@@ -106,16 +104,6 @@ class CopyingEngine:
 BOUND = "bf16, its copies alone"
 
 
-def copy_seconds(num_bytes: int, rank: int) -> float:
-    """Seconds in which this process copies so many bytes in memory that it has touched before."""
-    pairs = [(torch.zeros(SHAPE).bfloat16(), torch.zeros(SHAPE).bfloat16()) for _ in range(16)]
-    start = time.perf_counter()
-    for i in range(num_bytes // pairs[0][0].nbytes):
-        source, target = pairs[i % len(pairs)]
-        target.copy_(source)
-    return time.perf_counter() - start
-
-
 def config(gib: float) -> ScaledRun:
     """A cluster of our own with room for the weights thrice below the 80% at which Ray moves objects to disk."""
     raw = {
@@ -165,7 +153,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="push_bench")
     parser.add_argument("gib", nargs="?", type=float, default=1.0)
     parser.add_argument("rounds", nargs="?", type=int, default=5)
-    # Ranks find `copy_seconds` by its module's name, which `__main__` is not.
-    from scaled.cluster import push_bench
-
-    print(push_bench.main(**vars(parser.parse_args())))
+    print(main(**vars(parser.parse_args())))
