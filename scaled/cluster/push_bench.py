@@ -39,6 +39,7 @@ NUM = 2
 """Ranks, and engines."""
 
 WARM_UP = 3
+"""Rounds that do not count."""
 
 BUCKET_BYTES = 256 * 2**20
 # Never called: the bench neither scores nor updates.
@@ -102,6 +103,7 @@ class CopyingEngine:
 
 
 BOUND = "bf16, its copies alone"
+"""The row of a push's copies in memory, without Ray."""
 
 
 def config(gib: float) -> ScaledRun:

@@ -68,8 +68,8 @@ def _training_rate(config: ScaledRun, gpu: Gpu) -> str:
 def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: engine_memory.Lengths) -> str:
     """The sequences that an engine's cache has room for, beside those that it may decode together."""
     budget, full = feasibility.rollout_budget(config, gpu), config.rollout.max_model_len
-    together = engine_memory.places_that_fit(config, shape, budget, lengths, config.rollout.max_num_batched_tokens)
-    at_once = max(0, engine_memory.sequences_that_fit(config, shape, budget, full))
+    most = config.rollout.max_num_batched_tokens
+    together, at_once = (engine_memory.places_that_fit(config, shape, budget, own, most) for own in (lengths, None))
     return (
         f"An engine's cache has room for {together:,} sequences in progress in 98% of all moments, and always for "
         f"{at_once:,} of {full:,} tokens; rollout.max_num_seqs is {config.rollout.max_num_seqs:,}. Where the cache is "

@@ -42,22 +42,8 @@ def rollout_memory(config: ScaledRun, shape: ModelShape, lengths: Lengths | None
     return Memory("rollout GPU", parts)
 
 
-def sequences_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, num_tokens: int) -> int:
-    """The largest `max_num_seqs` of sequences of `num_tokens` tokens that fit into these bytes; below 1 if none does.
-
-    The need is linear in the sequences, so that two values of it give the number.
-    """
-
-    def need(num_seqs: int) -> int:
-        fields = {"max_num_seqs": num_seqs, "max_model_len": num_tokens}
-        one = config.model_copy(update={"rollout": config.rollout.model_copy(update=fields)})
-        return rollout_memory(one, shape).total
-
-    return 1 + int((num_bytes - need(1)) // (need(2) - need(1)))
-
-
-def places_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, lengths: Lengths, most: int) -> int:
-    """The largest `max_num_seqs` up to `most` of sequences of these lengths that fits these bytes; 0 if none does."""
+def places_that_fit(config: ScaledRun, shape: ModelShape, num_bytes: float, lengths: Lengths | None, most: int) -> int:
+    """The largest `max_num_seqs` up to `most` whose `rollout_memory` fits these bytes; 0 if none does."""
 
     def is_over(num_seqs: int) -> bool:
         one = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_num_seqs": num_seqs})})
@@ -80,5 +66,5 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 __all__ = [
-    "Lengths", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes", "sequences_that_fit",
+    "Lengths", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes",
 ]  # fmt: skip

@@ -66,12 +66,12 @@ def misfits(
     """
     lengths = compute.lengths_of(config, None, None) if lengths is None else lengths
     pools: list[tuple[str, MemoryOf, Budget, Changes]] = [
-        ("training", memory.peak_training_memory, training_budget, training_changes),
+        ("training", memory.peak_training_memory, training_budget, partial(training_changes, lengths=lengths)),
         ("rollout", partial(engine_memory.rollout_memory, lengths=lengths), rollout_budget, rollout_changes),
     ]
     if config.takes_turns:
         awake = "training, while engines are awake"
-        pools.insert(1, (awake, memory.resident_memory, resident_budget, resident_changes))
+        pools.insert(1, (awake, memory.resident_memory, resident_budget, partial(resident_changes, lengths=lengths)))
     lines = []
     for block, memory_of, budget, changes in pools:
         need, have = memory_of(config, shape), budget(config, gpu)
@@ -162,12 +162,14 @@ def _ways(
     return list(found.values())
 
 
-def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+def training_changes(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: Lengths
+) -> Iterator[tuple[str, ScaledRun]]:
     """Configs that differ in one field and leave a rank more room or need less of it, the cheapest change first."""
     training = config.training
     # Engines that sleep during an update leave it the GPU whatever their share is.
     if config.cluster.placement == "colocated" and not config.takes_turns:
-        yield from _smaller_shares(config, shape, gpu)
+        yield from _smaller_shares(config, shape, gpu, lengths)
     order = ("none", "selective", "full")
     for value in order[order.index(training.recompute) + 1 :]:
         yield from _changed(config, shape, "training", recompute=value)
@@ -185,23 +187,27 @@ def training_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator
         yield from _changed(config, shape, "training", num_ranks=training.num_ranks * factor)
 
 
-def resident_changes(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+def resident_changes(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: Lengths
+) -> Iterator[tuple[str, ScaledRun]]:
     """Configs that differ in one field and keep less on a GPU, or leave more of it, while engines are awake."""
-    yield from _smaller_shares(config, shape, gpu)
+    yield from _smaller_shares(config, shape, gpu, lengths)
     for offload in (("gradients",), ("optimizer",), ("gradients", "optimizer")):
         # Strict supersets: a change must not bring back what the config offloads already.
         if set(offload) > set(config.training.offload or ()):
             yield from _changed(config, shape, "training", offload=offload)
-    yield from training_changes(config, shape, gpu)
+    yield from training_changes(config, shape, gpu, lengths)
 
 
-def _smaller_shares(config: ScaledRun, shape: ModelShape, gpu: Gpu) -> Iterator[tuple[str, ScaledRun]]:
+def _smaller_shares(
+    config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: Lengths
+) -> Iterator[tuple[str, ScaledRun]]:
     """Smaller shares of a GPU for vLLM, as long as the engine fits into them."""
     rollout = config.rollout
     for percent in range(95, 0, -5):
         if percent / 100 < rollout.gpu_memory_utilization:
             changed = with_fields(config, "rollout", gpu_memory_utilization=percent / 100)
-            if engine_memory.rollout_memory(changed, shape).total <= rollout_budget(changed, gpu):
+            if engine_memory.rollout_memory(changed, shape, lengths).total <= rollout_budget(changed, gpu):
                 yield f"rollout.gpu_memory_utilization {percent / 100:g}", changed
 
 

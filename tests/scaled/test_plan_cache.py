@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -20,10 +22,7 @@ def test_a_cache_has_room_for_what_fits():
     sentence has those of the plan's lengths and of full length. A plan refuses what exceeds the former alone."""
     config, gpu = recipe(), gpu_named("H100-80GB")
     budget, lengths = feasibility.rollout_budget(config, gpu), (10_445, 34_816)
-    rooms = [
-        engine_memory.places_that_fit(config, QWEN, budget, lengths, 4096),
-        engine_memory.sequences_that_fit(config, QWEN, budget, 34_816),
-    ]
+    rooms = [engine_memory.places_that_fit(config, QWEN, budget, own, 4096) for own in (lengths, None)]
     for num, own in zip(rooms, (lengths, None), strict=True):
         configs = [recipe("--rollout.max_num_seqs", str(num + n)) for n in (0, 1)]
         fits, exceeds = (engine_memory.rollout_memory(one, QWEN, own).total for one in configs)
@@ -60,3 +59,17 @@ def test_the_cache_has_at_least_one_whole_sequence() -> None:
     assert in_progress.cached_tokens(1, 100, 1000, 4000) == 4000
     assert in_progress.cached_tokens(64, 1000, 1000, 1000) == pytest.approx(64_000, rel=0.01)
     assert in_progress.cached_tokens(2, 900, 1000, 1000) <= 2000
+
+
+def test_a_smaller_share_that_is_offered_holds_the_sequences_in_progress() -> None:
+    """Where ranks need more of a colocated GPU, the line offers a share for vLLM by the same lengths as the plan's."""
+    words = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--rollout.num_engines", "4")
+    words += ("--cluster.num_nodes", "1", "--rollout.gpu_memory_utilization", "0.8", "--cluster.gpu", "H200-141GB")
+    words += ("--training.offload", "[gradients]")
+    (line,) = make_plan(recipe(*words)).misfits
+    assert line.startswith("training, while engines are awake: ")
+    (share,) = re.findall(r"fits with rollout\.gpu_memory_utilization (0\.\d+) ", line)
+    fits = recipe(*words, "--rollout.gpu_memory_utilization", share)
+    assert make_plan(fits).misfits == []
+    budget = feasibility.rollout_budget(fits, gpu_named("H200-141GB"))
+    assert engine_memory.rollout_memory(fits, QWEN).total > budget  # at full length it would not fit
