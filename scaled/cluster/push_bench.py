@@ -107,7 +107,7 @@ BOUND = "bf16, its copies alone"
 
 
 def config(gib: float) -> ScaledRun:
-    """A cluster of our own with room for the weights thrice below the 80% at which Ray moves objects to disk."""
+    """A cluster of our own with room for three copies of the weights below the 80% at which Ray spills to disk."""
     raw = {
         "name": "push", "num_steps": 1, "task": {"kind": "arithmetic"}, "model": {"path": "none"},
         "training": {"num_ranks": NUM}, "rollout": {"num_engines": NUM}, "cluster": {"object_store_gib": 4 * gib},

@@ -71,9 +71,9 @@ def _cache_room(config: ScaledRun, shape: ModelShape, gpu: Gpu, lengths: engine_
     most = config.rollout.max_num_batched_tokens
     together, at_once = (engine_memory.places_that_fit(config, shape, budget, own, most) for own in (lengths, None))
     return (
-        f"An engine's cache has room for {together:,} sequences in progress in 98% of all moments, and always for "
+        f"An engine's cache has room for {together:,} sequences in progress 98% of the time, and always for "
         f"{at_once:,} of {full:,} tokens; rollout.max_num_seqs is {config.rollout.max_num_seqs:,}. Where the cache is "
-        "full, vLLM drops that of some sequences and computes it again later, which the time does not count."
+        "full, vLLM preempts some sequences and recomputes them later, which the time does not count."
     )
 
 

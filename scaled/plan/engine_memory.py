@@ -17,8 +17,8 @@ Lengths = tuple[int, int]
 def rollout_memory(config: ScaledRun, shape: ModelShape, lengths: Lengths | None = None) -> Memory:
     """Memory of one GPU of an engine with `max_num_seqs` sequences in progress.
 
-    Of these lengths the cache holds them all in 98% of all moments (`in_progress.cached_tokens`); else vLLM preempts
-    some, and computes them again later. By default each has `max_model_len` tokens, and none is ever preempted.
+    With these lengths the cache holds all of them 98% of the time (`in_progress.cached_tokens`); otherwise vLLM
+    preempts some and recomputes them later. By default each has `max_model_len` tokens, and none is ever preempted.
     All weights are divided by TP, even the small ones that every GPU holds whole (norms, routers). The workspace is one
     layer's activations of `max_num_batched_tokens` tokens, and fp32 logits and log-probabilities of `max_num_seqs`.
     """

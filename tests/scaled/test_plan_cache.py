@@ -29,7 +29,7 @@ def test_a_cache_has_room_for_what_fits():
         assert fits <= budget < exceeds
     lines = sentences(config, QWEN, gpu, step_compute(config, QWEN, gpu))
     (line,) = (one for one in lines if "cache" in one)
-    assert line.startswith(f"An engine's cache has room for {rooms[0]} sequences in progress in 98% of all moments, ")
+    assert line.startswith(f"An engine's cache has room for {rooms[0]} sequences in progress 98% of the time, ")
     assert f"and always for {rooms[1]} of 34,816 tokens; rollout.max_num_seqs is 80. Where the cache is full" in line
     plans = [make_plan(recipe("--rollout.max_num_seqs", str(rooms[0] + n))) for n in (0, 1)]
     assert [len(plan.misfits) for plan in plans] == [0, 1]
