@@ -63,7 +63,7 @@ scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
   vllm_partial vllm_precision vllm_preemption vllm_prefix)
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
-DRIVERS := $(call scaled_tests,checkpoint_index checks cluster_asynchronous cluster_buckets cluster_places cluster_probe \
+DRIVERS := $(call scaled_tests,boxes checkpoint_index checks cluster_asynchronous cluster_buckets cluster_places cluster_probe \
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \
   laws_capture launch* micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)

@@ -103,7 +103,6 @@ def _save(rank: Checkpointed, folder: Path, strategy: _InProcess) -> None:
     with _plain_errors(folder, RuntimeError):
         models = _models(rank)
         dist_checkpointing.save(
-            # Without a name, so that gathered states are freed once the strategy has copied them.
             _state(rank, models, state_trees(rank.optimizer, models, is_loading=False)),
             str(folder),
             sharded_strategy=strategy,

@@ -118,11 +118,13 @@ def _host_changes(config: ScaledRun, shape: ModelShape) -> Iterator[tuple[str, S
     if config.schedule.steps_off > 1:
         for value in range(config.schedule.steps_off - 1, 0, -1):
             yield from _changed(config, shape, "schedule", steps_off=value)
-    for field in ("expert_parallel", "pipeline_parallel", "tensor_parallel"):
-        for factor in (2, 4, 8):
-            yield from _changed(config, shape, "training", **{field: getattr(config.training, field) * factor})
-    if config.training.distributed_optimizer:
-        yield from _changed(config, shape, "training", distributed_optimizer=False)
+    if config.checkpoint.asynchronous:
+        yield from _changed(config, shape, "checkpoint", asynchronous=False)
+    if not config.training.distributed_optimizer:
+        yield from _changed(config, shape, "training", distributed_optimizer=True)
+    if "optimizer" in (config.training.offload or ()):
+        rest = tuple(part for part in config.training.offload or () if part != "optimizer") or None
+        yield from _changed(config, shape, "training", offload=rest)
 
 
 def _misfit(block: str, need: Memory, have: float, gpu: Gpu, config: ScaledRun, ways: list[str]) -> str:

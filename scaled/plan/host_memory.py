@@ -2,13 +2,10 @@
 
 The machine is the one that has most: with ranks, with engines, or with both. memory.py has the memory of the GPUs.
 
-A checkpoint of sharded optimizer states (`training.distributed_optimizer`) is written by few ranks, as
-`megatron_engine.optimizer_states` asks for Megatron-core's `fully_reshardable` format, gathered over gloo (0.16.1,
-optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable and get_parameter_state_dp_zero). In each pipeline
-stage the first TP ranks gather the states of their dense weights, and the first EP x ETP ranks those of their experts:
-these are neighbours, mostly on one machine. To load, every rank makes room for the whole states of its own weights.
-tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python, torch, CUDA: some GiB each;
-in a rank, a bucket of copied weights) is not counted.
+A checkpoint is written from where its tensors are, piece by piece, each rank its own shard of the optimizer states
+(`megatron_engine.optimizer_shards`), and read into where they belong. So only copies count: those of an asynchronous
+save, and those of a reader. tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python,
+torch, CUDA: some GiB each; in a rank, a bucket of copied weights) is not counted.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ STORED = (
 LAST_PUSH = "the weights of the last push"
 """Weights in the object store, which an engine's replacement loads."""
 
-GATHERED = 12
-"""Bytes per weight of gathered optimizer states, in every precision: master and two moments, each in fp32."""
+STATE_BYTES = 12
+"""Bytes per weight of a checkpoint's optimizer states, where masters are not the weights: with two moments, in fp32."""
 
 
 def stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> dict[str, int]:
@@ -179,7 +176,7 @@ def _offloaded(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
 class _Part:
     """Weights of a rank whose optimizer states lie in buffers of their own, with the ranks that share them.
 
-    `is_writer`: the rank is the first of those, which gathers and writes.
+    `is_writer`: the rank is the first of those, which writes the weights.
     """
 
     num_weights: int
@@ -188,8 +185,8 @@ class _Part:
 
 
 def _parts_of_ranks(shape: ModelShape, training: TrainingBlock) -> list[list[_Part]]:
-    """Each rank's parts in the order in which they are gathered: dense weights, then experts, apart where EP is above 1
-    (as Megatron's `allreduce` mark of a weight says)."""
+    """Each rank's parts: its weights, or dense ones and experts apart where EP is above 1 (Megatron's `allreduce` mark
+    of a weight says so)."""
     ranks = training.num_ranks // training.pipeline_parallel
     tp, experts = training.tensor_parallel, training.expert_parallel * training.expert_tensor_parallel
     found = []
@@ -206,55 +203,47 @@ def _parts_of_ranks(shape: ModelShape, training: TrainingBlock) -> list[list[_Pa
 
 
 def saving(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
-    """Bytes of one checkpoint on the machine that has most of it, by name; none where it is written from the GPUs.
+    """Bytes of one checkpoint on the machine that has most of it, by name; none where no thread writes it.
 
-    Gathered are 12 bytes per weight. Meanwhile each rank has a copy of its own shard, and one that gathers 12 bytes per
-    weight more: pieces of one tensor, pieces of the next, and the joined one; gloo lets go of a part's last pieces, 4
-    bytes per weight, during the next part. With model chunks (VPP) buffers are smaller, so that this is an upper bound.
-    Asynchronously, copies of states and weights take the gathered ones' place, until they are written.
+    The thread's copies: the weights in the ranks that write them, and the optimizer states in the ranks that have them,
+    or in the first of those that all have the same.
     """
-    training, ranks = config.training, _parts_of_ranks(shape, config.training)
+    training = config.training
+    if not config.checkpoint.asynchronous:
+        return {}
+    # Weights in fp32 are their own masters where states are not sharded.
+    is_apart = training.distributed_optimizer or training.precision == "bf16"
+    states = STATE_BYTES if is_apart else STATE_BYTES - 4
 
-    def written(each: int) -> int:
-        return _most(config, [sum(each * part.num_weights * part.is_writer for part in parts) for parts in ranks])
+    def copied(part: _Part) -> int:
+        weights = ELEMENT_BYTES[training.precision] * part.num_weights * part.is_writer
+        if training.distributed_optimizer:
+            return weights + states * part.num_weights // part.num_sharers
+        return weights + states * part.num_weights * part.is_writer
 
-    found: dict[str, int] = {}
-    if config.checkpoint.asynchronous:
-        # Weights in fp32 are their own masters where states are not sharded.
-        is_apart = training.distributed_optimizer or training.precision == "bf16"
-        each = ELEMENT_BYTES[training.precision] + (GATHERED if is_apart else 8)
-        found["copy of a checkpoint that is being written"] = written(each)
-    elif training.distributed_optimizer:
-        found["optimizer states gathered for a checkpoint"] = written(GATHERED)
-    if training.distributed_optimizer:
-        peak = max(_most(config, [_at_peak(parts, n) for parts in ranks]) for n in range(len(ranks[0])))
-        found["buffers while states are gathered"] = max(0, peak - sum(found.values()))
-    return found
-
-
-def _at_peak(parts: list[_Part], number: int) -> int:
-    """Bytes of a rank while the states of its part `number` are gathered, those before it included."""
-    *before, part = parts[: number + 1]
-    held = sum((GATHERED + 4) * one.num_weights * one.is_writer for one in before)
-    return held + GATHERED * part.num_weights // part.num_sharers + 2 * GATHERED * part.num_weights * part.is_writer
+    ranks = [sum(map(copied, parts)) for parts in _parts_of_ranks(shape, training)]
+    return {"copy of a checkpoint that is being written": _most(config, ranks)}
 
 
 def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """CPU memory of a machine while its ranks load a checkpoint.
 
-    Every rank reads 12 bytes for each of its weights, a tensor after the other; torch's reader then holds two copies of
-    the largest one, taken as the embedding or the head of the first and last stage. Ranks have made way for the engines
-    before they load, so that offloaded states are in CPU memory, too. Engines' weights stay in the object store, for
-    ranks may be replaced while engines live.
+    torch's reader holds two copies of the largest tensor that it reads, taken as the optimizer states of the embedding
+    or the head, in the first and last stage. Masters in fp32 are compared with the weights before they are loaded.
+    Ranks have made way for the engines before they load, so that offloaded states are in CPU memory, too. Engines'
+    weights stay in the object store, for ranks may be replaced while engines live.
     """
     training, found = config.training, dict[str, int]()
-    if training.distributed_optimizer:
-        ranks = [sum(GATHERED * part.num_weights for part in parts) for parts in _parts_of_ranks(shape, training)]
-        found["optimizer states that are read, whole in every rank"] = _most(config, ranks)
-        stages, table = training.pipeline_parallel, shape.vocab_size * shape.hidden_size // training.tensor_parallel
-        copies = [2 * 4 * table * (stage in (0, stages - 1)) for stage in range(stages)]
-        of_stage = training.num_ranks // stages
-        found["the reader's copies of a tensor"] = _most(config, [size for size in copies for _ in range(of_stage)])
+    stages, table = training.pipeline_parallel, shape.vocab_size * shape.hidden_size // training.tensor_parallel
+    copies = [2 * 4 * table * (stage in (0, stages - 1)) for stage in range(stages)]
+    of_stage = training.num_ranks // stages
+    found["the reader's copies of a tensor"] = _most(config, [size for size in copies for _ in range(of_stage)])
+    if training.distributed_optimizer and training.precision == "fp32":
+        ranks = [
+            sum(4 * part.num_weights // part.num_sharers for part in parts)
+            for parts in _parts_of_ranks(shape, training)
+        ]
+        found["masters that are compared with the weights"] = _most(config, ranks)
     found |= _offloaded(config, shape)
     every = [_pushed(one, config, shape) | (found if one.has_ranks else {}) for one in machines(config)]
     return _largest("loading a checkpoint", every)

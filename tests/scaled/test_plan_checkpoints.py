@@ -27,7 +27,6 @@ from scaled.plan.host_memory import (
 )
 from scaled.plan.machines import machines as plan_machines
 from scaled.plan.memory import GIB
-from scaled.plan.parameters import rank_parameters
 from tests.scaled.megatron_world import free_ports, in_turn, spawn
 from tests.scaled.plan_world import QWEN, loaded
 from tests.scaled.rank_world import algorithm, training
@@ -94,38 +93,37 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[dict[s
 def test_ranks_allocate_what_is_counted(name: str, measured: Any) -> None:
     """A save, the beginning of an asynchronous one and a load, at their peaks, on one machine and on two.
 
-    Loads agree to 1%: what is left are small tensors. Saves agree to 15%, as gloo's threads let go of
-    gathered pieces when they come to it: measured 7% less and 12% more.
+    Copies and loads agree to 0.3 MB for each rank: descriptions of pieces, which gloo's threads let go of when they
+    come to it. A synchronous save has no copies: it takes less than half of what they take in the smaller rank, and
+    that is such descriptions and the writer's copy of one piece (measured: 6.0 MB at most, of 16.9).
     """
     shape, ranks = measured
     for gpus_per_node, of_machines in ((1, max), (2, sum)):
         found = [of_machines(rank[name][kind] for rank in ranks) for kind in range(3)]
         saved, begun, read = counted(name, shape, gpus_per_node)
-        if MEASURED[name].get("distributed_optimizer"):
-            assert found[:2] == [pytest.approx(saved, rel=0.15), pytest.approx(begun, rel=0.15)]
-            assert found[2] == pytest.approx(read, rel=0.01)
-        else:  # from where the states are; copies in the first rank alone
-            assert saved == read == 0 and found[1] == pytest.approx(begun, rel=0.15)
+        slack = 0.3e6 * gpus_per_node
+        assert saved == 0
+        assert found[1] == pytest.approx(begun, abs=slack)
+        assert found[2] == pytest.approx(read, abs=slack)
+    if MEASURED[name].get("distributed_optimizer"):
+        assert max(rank[name][0] for rank in ranks) < min(rank[name][1] for rank in ranks) / 2
 
 
-def test_a_checkpoint_lies_where_its_first_ranks_are() -> None:
-    """The machine of the first stage's first ranks gathers 12 bytes a weight, whatever the number of machines: of all
-    weights without stages, of its stages' with them. A load takes whole states on every rank."""
-    gathered, part = "optimizer states gathered for a checkpoint", "optimizer states that are read, whole in every rank"
+def test_every_rank_copies_its_own_shard() -> None:
+    """An asynchronous save copies 12 bytes of states a weight, and 2 of the weight, over all machines; the states are
+    spread evenly, the weights are where the first ranks are. A synchronous one has no copies."""
+    copy = "copy of a checkpoint that is being written"
     words = ["--training.tensor_parallel", "1", "--training.expert_parallel", "8"]
+    n = QWEN.num_parameters
     for machines in (1, 2, 4):
         ranks = ["--training.num_ranks", str(8 * machines), "--cluster.num_nodes", str(machines)]
-        config = loaded("qwen3_30b_a3b", *words, *ranks)
-        assert saving(config, QWEN)[gathered] == 12 * QWEN.num_parameters
-        # On one machine with all ranks there is no more: the others write nothing.
-        together = config.cluster.model_copy(update={"gpus_per_node": 8 * machines})
-        assert saving(config.model_copy(update={"cluster": together}), QWEN)[gathered] == 12 * QWEN.num_parameters
-        staged = loaded("qwen3_30b_a3b", *words, *ranks, "--training.pipeline_parallel", str(machines))
-        # The first stage has the embedding, the last one the head.
-        assert saving(staged, QWEN)[gathered] == pytest.approx(12 * QWEN.num_parameters / machines, rel=0.05)
-        own = rank_parameters(QWEN, config.training)
-        assert loading_memory(config, QWEN).parts[part] == 8 * 12 * own.total
-    assert saving(loaded("qwen3_30b_a3b", "--training.distributed_optimizer", "false"), QWEN) == {}
+        plain = loaded("qwen3_30b_a3b", *words, *ranks)
+        config = loaded("qwen3_30b_a3b", *words, *ranks, "--checkpoint.asynchronous", "true")
+        assert saving(plain, QWEN) == {}
+        assert saving(config, QWEN)[copy] == pytest.approx((2 + 12 / machines) * n, rel=1e-6)
+        whole = loaded("qwen3_30b_a3b", *words, *ranks, "--training.distributed_optimizer", "false",
+                       "--checkpoint.asynchronous", "true")  # fmt: skip
+        assert saving(whole, QWEN)[copy] == (2 + 12) * n
     # Ranks make way for engines before they load, so that what they offload lies beside what they read.
     awake = "optimizer states while engines are awake"
     assert awake not in loading_memory(config, QWEN).parts
@@ -135,6 +133,7 @@ def test_a_checkpoint_lies_where_its_first_ranks_are() -> None:
     assert saving(config, QWEN).items() <= parts.items()
 
 
+COPIED = ("--checkpoint.asynchronous", "true")
 MACHINE = ("--training.tensor_parallel", "1", "--training.expert_parallel", "8")
 
 
@@ -145,16 +144,18 @@ def peak_of(*words: str) -> int:
 def test_a_machine_that_is_too_small_is_a_misfit() -> None:
     """The host memory of a machine is checked where the config states it: the line has need, largest part and limit,
     and what it offers fits. No former config has another hash for the field."""
-    gpu, plain = gpu_named("H100-80GB"), loaded("qwen3_30b_a3b", *MACHINE)
-    need = peak_of() / GIB
+    gpu, plain = gpu_named("H100-80GB"), loaded("qwen3_30b_a3b", *MACHINE, *COPIED)
+    need = peak_of(*COPIED) / GIB
     assert plain.cluster.host_gib is None
     assert "host_gib" not in plain.model_dump(mode="json", exclude_none=True)["cluster"]  # what is hashed
     assert feasibility.misfits(plain, QWEN, gpu) == []
     enough, less = (f"{need + more:.3f}" for more in (0.01, -0.01))
-    assert feasibility.misfits(loaded("qwen3_30b_a3b", *MACHINE, "--cluster.host_gib", enough), QWEN, gpu) == []
-    (line,) = feasibility.misfits(loaded("qwen3_30b_a3b", *MACHINE, "--cluster.host_gib", less), QWEN, gpu)
-    said = r"cluster\.host_gib: expected at least (\S+) GiB for a step and its checkpoint, of which \S+ are buffers "
-    found = re.fullmatch(said + r"while .*, got \S+; fits with (training\.\S+) (\S+) \((\S+) GiB\).*", line)
+    assert (
+        feasibility.misfits(loaded("qwen3_30b_a3b", *MACHINE, *COPIED, "--cluster.host_gib", enough), QWEN, gpu) == []
+    )
+    (line,) = feasibility.misfits(loaded("qwen3_30b_a3b", *MACHINE, *COPIED, "--cluster.host_gib", less), QWEN, gpu)
+    said = r"cluster\.host_gib: expected at least (\S+) GiB for a step and its checkpoint, of which \S+ are copy "
+    found = re.fullmatch(said + r"of .*, got \S+; fits with (checkpoint\.\S+) (\S+) \((\S+) GiB\).*", line)
     assert found is not None, line
     assert float(found[1]) == pytest.approx(need, abs=0.06)
     assert float(found[4]) < need
@@ -165,8 +166,7 @@ def test_what_spills_takes_no_memory() -> None:
     """The object store counts with its content, and with its size where the content exceeds it; a cluster that runs
     already has a store of an unknown size."""
     plain = loaded("qwen3_30b_a3b", *MACHINE)
-    of_ranks = plan_machines(plain)[0]  # the machine that needs most: a checkpoint outweighs what engines fetch
-    stored = sum(stored_on(of_ranks, plain, QWEN, None, has_updates=True).values())
+    stored = max(sum(stored_on(one, plain, QWEN, None, has_updates=True).values()) for one in plan_machines(plain))
 
     def step(*words: str) -> int:
         config = loaded("qwen3_30b_a3b", *MACHINE, *words)
@@ -178,10 +178,12 @@ def test_what_spills_takes_no_memory() -> None:
 
 
 def test_loading_may_be_what_a_machine_must_hold() -> None:
-    """Where few ranks write and all read whole states, the load is the larger: its own parts, and the share of the
-    engines' weights that a machine of ranks keeps in the store."""
-    words = ("--algorithm.batch.num_prompts", "8", "--training.tensor_parallel", "1", "--cluster.num_nodes", "8")
-    config = loaded("qwen3_30b_a3b", *words, "--training.expert_parallel", "4")
+    """Where a step's records are small, the load is the larger: the reader's copies of an embedding in each rank, and
+    the engines' weights that the machine keeps in the store."""
+    words = (*MACHINE, "--training.num_ranks", "8", "--cluster.placement", "colocated", "--cluster.num_nodes", "1")
+    engines = ("--rollout.num_engines", "4", "--rollout.tensor_parallel", "2", "--algorithm.batch.num_prompts", "8")
+    config = loaded("qwen3_30b_a3b", *words, *engines)
     step, load = host_pools(config, QWEN)
     assert step.total < load.total == peak_host_memory(config, QWEN).total
-    assert load.parts[LAST_PUSH] == -(-engine_weights(config, QWEN) // 4)
+    table = QWEN.vocab_size * QWEN.hidden_size
+    assert load.parts == {LAST_PUSH: engine_weights(config, QWEN), "the reader's copies of a tensor": 8 * 2 * 4 * table}
