@@ -5,7 +5,7 @@ The machine is the one that has most: with ranks, with engines, or with both. me
 A checkpoint is written from where its tensors are, piece by piece, each rank its own shard of the optimizer states
 (`megatron_engine.optimizer_shards`), and read into where they belong. So only copies count: those of an asynchronous
 save, and those of a reader. tests/scaled/test_plan_checkpoints.py measures both. What a process needs besides (Python,
-torch, CUDA: some GiB each; in a rank, a bucket of copied weights) is not counted.
+torch, CUDA: some GiB each) is not counted.
 """
 
 from __future__ import annotations
@@ -161,6 +161,9 @@ def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bo
     if num_top > 0 and has_updates:  # they travel with every pass, and do not stay
         old = 4 * min(num_top, shape.vocab_size) * tokens
         parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
+    num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
+    # Of weights that come from a GPU or are quantised; the memory is kept from push to push.
+    parts["buckets that ranks keep"] = num_ranks * config.cluster.bucket_mib * 2**20
     return parts | _offloaded(config, shape)
 
 

@@ -133,7 +133,7 @@ def test_every_rank_copies_its_own_shard() -> None:
     assert saving(config, QWEN).items() <= parts.items()
 
 
-COPIED = ("--checkpoint.asynchronous", "true")
+COPIED = ("--checkpoint.asynchronous", "true", "--cluster.host_gib", "null")
 MACHINE = ("--training.tensor_parallel", "1", "--training.expert_parallel", "8")
 
 
@@ -172,9 +172,9 @@ def test_what_spills_takes_no_memory() -> None:
         config = loaded("qwen3_30b_a3b", *MACHINE, *words)
         return in_memory(config, host_pools(config, QWEN)[0]).total
 
-    roomy, small = (step("--cluster.object_store_gib", str(gib)) for gib in (1000, 20))
-    assert roomy - small == stored - 20 * GIB > 0
-    assert step("--cluster.object_store_gib", "20", "--cluster.address", "auto") == roomy
+    roomy, small = (step("--cluster.object_store_gib", str(gib)) for gib in (1000, 25))
+    assert roomy - small == stored - 25 * GIB > 0
+    assert step("--cluster.object_store_gib", "25", "--cluster.address", "auto") == roomy
 
 
 def test_loading_may_be_what_a_machine_must_hold() -> None:

@@ -16,7 +16,7 @@ from scaled.plan import division, engine_memory, feasibility, memory, parameters
 from scaled.plan.assumptions import sentences
 from scaled.plan.compute import lengths_of, step_compute
 from scaled.plan.hardware import GPUS, gpu_named
-from scaled.plan.host_memory import host_memory
+from scaled.plan.host_memory import host_memory, most_stored_bytes
 from scaled.plan.memory import GIB
 from scaled.plan.summary import step_payloads
 from scaled.vllm_engine.quantize import is_quantised
@@ -270,6 +270,14 @@ def test_gpu_table_is_plausible():
         assert gpu.fp8_tflops is None or gpu.fp8_tflops / gpu.bf16_tflops == pytest.approx(2, rel=0.01)
         assert 0.9 * float(name.split("-")[-1].removesuffix("GB")) < gpu.memory_gib <= float(name.split("-")[-1][:-2])
         assert gpu.source
+
+
+def test_the_buckets_of_a_push_are_counted() -> None:
+    """Each rank of a machine keeps the memory of one bucket, which does not lie in the object store."""
+    for mib in (64, 1024):
+        config = recipe("--cluster.bucket_mib", str(mib))
+        assert host_memory(config, QWEN).parts["buckets that ranks keep"] == 8 * mib * 2**20
+        assert "buckets that ranks keep" not in most_stored_bytes(config, QWEN)
 
 
 def test_the_copy_of_a_checkpoint_is_counted() -> None:
