@@ -61,7 +61,7 @@ test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, 
 # long ones first, so that no worker idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
-  vllm_partial vllm_precision vllm_preemption vllm_prefix)
+  vllm_partial vllm_precision vllm_preemption vllm_prefix vllm_sleep)
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence megatron_* replay_laws scoring scoring_rank)
 DRIVERS := $(call scaled_tests,boxes checkpoint_index checks cluster_asynchronous cluster_buckets cluster_places cluster_probe \
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \

@@ -22,16 +22,32 @@ TIME_PARTS = {
     "handing<br>GPUs over": "timing_s/turn",
 }
 
+SAVE = "timing_s/save_checkpoint"
+
 TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
 """The parts of a step in which the trainer works."""
 
 
 def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
     """Bars of the mean seconds in each part of a global step; None if no run recorded any."""
-    found = {run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()} for run in runs}
+    found = {
+        run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()}
+        | {"waiting for<br>checkpoints": _saves(run)}
+        for run in runs
+    }
     caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
-    note = "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics."
+    note = (
+        "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics. A "
+        "run waits for its checkpoints between steps: that time counts in no step, and its mean is over all steps."
+    )
     return _bars(runs, found, Figure("time-parts", "Time by part of a step", caption, [], {}, note), "seconds", " s")
+
+
+def _saves(run: ReportRun) -> float | None:
+    """Seconds per step in which the run waited for checkpoints; None where it recorded no step's time, or no wait."""
+    num_steps, waits = len(run.series(STEP)), run.series(SAVE)
+    # Only steps after a save have a wait: their own mean would be that of a save.
+    return sum(seconds for _, seconds in waits) / num_steps if waits and num_steps else None
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ NUMBERS = ("KL x N", "KL x length x N")
 def lengths(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """One line per run on sums: digits, gap, remedy, seed, FIRST, area and whether pi's accuracy collapsed.
 
-    Rows whose arm has changed its config since are left out.
+    Rows whose arm has changed its config since are left out, and runs of which nobody knows whether they collapsed.
     """
     arms = {sums(*place).name: place for place in SUMS}
     found = []
     for name, row in rows.items():
         place = arms.get(row["arm"]) if row["regime"] == regime.name else None
-        if place is None or key(regime, sums(*place), row["seed"]) != name:
+        if place is None or key(regime, sums(*place), row["seed"]) != name or math.isnan(collapsed(row)):
             continue
         found.append(
             {"digits": place[0], "gap": place[1], "remedy": place[2], "seed": row["seed"]}

@@ -51,7 +51,8 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
 
     `collapse` is the update (not the global step) from which a collapsed run stays low, nan for the others. `clipped`
     is the share of early windows whose mean gradient norm is above the threshold. A run belongs to the place whose
-    config it has, whichever claim's arm it was made for. Rows whose arm has changed its config since are left out.
+    config it has, whichever claim's arm it was made for. Rows whose arm has changed its config since are left out, and
+    runs that nobody evaluated or that were never right: whether they collapsed is not known.
     """
     return _runs(rows, regime, _place_of_arm(regime), lambda arm: arm)
 
@@ -88,7 +89,7 @@ def _runs(
         if place is None:
             continue
         arm = changed(at(place[1], place[3], place[2], place[0]))
-        if key(regime, arm, row["seed"]) != name:
+        if key(regime, arm, row["seed"]) != name or math.isnan(collapsed(row)):
             continue
         start = collapse_step(row)
         found.append(

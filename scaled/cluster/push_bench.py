@@ -1,11 +1,15 @@
 """GB/s of a push of weights on this machine, from ranks to engines, by the path of the bytes and by format.
 
-`python -m scaled.cluster.push_bench [GIB [ROUNDS]]`: each of two ranks in Ray actors holds GIB (default 1) of bf16
-matrices of 16 MiB and sends half of them, or one sends all, and two engines copy them into memory of their own. Every
-round times each row once; GB are those of the bf16 weights, also where fewer are sent. The first WARM_UP rounds do not
-count: until every process has touched all of the store, most of a push's time is the system's, which finds the pages.
+`python -m scaled.cluster.push_bench [GIB [ROUNDS]] [--store GIB]`: each of two ranks in Ray actors holds GIB (default
+1) of bf16 matrices of 16 MiB and sends half of them, or one sends all, and two engines copy them into memory of their
+own. Every round times each row once; GB are those of the bf16 weights, also where fewer are sent. The first WARM_UP
+rounds do not count: until every process has touched all of the store, most of a push's time is the system's, which
+finds the pages.
 The last row is a bound: a push copies each byte into the store and into both engines, and this is a third of the rate
 at which both ranks at once copy memory of their own.
+
+With `--store` the object store has that size, and only the first row and the last are measured: in one that is too
+small for all weights Ray writes some of them to disk and reads them again.
 """
 
 from __future__ import annotations
@@ -106,22 +110,25 @@ BOUND = "bf16, its copies alone"
 """The row of a push's copies in memory, without Ray."""
 
 
-def config(gib: float) -> ScaledRun:
-    """A cluster of our own with room for three copies of the weights below the 80% at which Ray spills to disk."""
+def config(gib: float, store_gib: float | None = None) -> ScaledRun:
+    """A cluster of our own with room for three copies of the weights below the 80% at which Ray spills to disk, or with
+    a store of that size."""
+    room = 4 * gib if store_gib is None else store_gib
     raw = {
         "name": "push", "num_steps": 1, "task": {"kind": "arithmetic"}, "model": {"path": "none"},
-        "training": {"num_ranks": NUM}, "rollout": {"num_engines": NUM}, "cluster": {"object_store_gib": 4 * gib},
+        "training": {"num_ranks": NUM}, "rollout": {"num_engines": NUM}, "cluster": {"object_store_gib": room},
         "algorithm": {"objective": {"preset": "minirl"}},
     }  # fmt: skip
     return ScaledRun.model_validate(raw)
 
 
-def main(gib: float = 1.0, rounds: int = 5) -> str:
+def main(gib: float = 1.0, rounds: int = 5, store: float | None = None) -> str:
     """A table of GB/s by row: median, least and most over the rounds after those of the warm-up, and the GB sent."""
     num_bytes = int(gib * 2**30)
-    rates: dict[str, list[float]] = {name: [] for name in (*WAYS, BOUND)}
+    ways = list(WAYS.items())[: None if store is None else 1]
+    rates: dict[str, list[float]] = {name: [] for name in (*dict(ways), BOUND)}
     travelled: dict[str, float] = {BOUND: 0.0}
-    with tempfile.TemporaryDirectory() as folder, ray_cluster.cluster(config(gib), Path(folder)) as made:
+    with tempfile.TemporaryDirectory() as folder, ray_cluster.cluster(config(gib, store), Path(folder)) as made:
         # Any: the bench calls few of a rank's and of an engine's methods, and these two have no others.
         build_rank: Any = partial(HoldingRank, num_bytes=num_bytes)
         build_engine: Any = CopyingEngine
@@ -130,7 +137,7 @@ def main(gib: float = 1.0, rounds: int = 5) -> str:
             made, build_engine, NUM, max_num_seqs=1, timeout_s=600.0, max_restarts=0, bucket_bytes=BUCKET_BYTES
         )
         for number in range(rounds + WARM_UP):
-            for place, (name, way) in enumerate(WAYS.items()):
+            for place, (name, way) in enumerate(ways):
                 tensors = way.sent(ranks)
                 # Ranks export and convert only as the push asks for tensors, so the clock has that, too.
                 start = time.perf_counter()
@@ -155,4 +162,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="push_bench")
     parser.add_argument("gib", nargs="?", type=float, default=1.0)
     parser.add_argument("rounds", nargs="?", type=int, default=5)
+    parser.add_argument("--store", type=float)
     print(main(**vars(parser.parse_args())))

@@ -23,12 +23,16 @@ STEP_OVERHEAD = 10e-3
 """Seconds of one decoding step that no byte explains: kernel launches and all-reduces of a 48-layer model."""
 
 PUSH_GB_S = 2.8
-"""GB/s of a push, from the ranks over the object store into all engines: 2.8 and 3.4 in two runs of
-`python -m scaled.cluster.push_bench` on one machine of two cores, before one of its four copies was saved. From machine
-to machine nothing was measured."""
+"""GB/s of a push, from the ranks over the object store into all engines, of one machine and an older path.
+
+The lower of two medians (2.8 and 3.4) of `python -m scaled.cluster.push_bench` on two cores of an AMD EPYC, when a push
+copied each byte four times. With three copies it has 1.9 to 2.5 on a Xeon, whose memory allows 2.6 to 3.2, and was not
+measured on that EPYC. A run on an H200 had 1.5 (docs/on-gpu.md). From machine to machine nothing was measured.
+"""
 
 PUSH_SPILLED_GB_S = 0.14
-"""The same where the object store spills to disk; measured where it could not hold all weights."""
+"""The same where the object store spills to disk, measured where it could not hold all weights. Today's path has 0.16
+to 0.22 on the Xeon, for 1 GiB in a store of 0.5 (`push_bench 1 --store 0.5`)."""
 
 QUANTISE_GB_S = 0.34
 """GB/s of training weights that one rank quantises, on one thread of a CPU. On a GPU nothing was measured."""

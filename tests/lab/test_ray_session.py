@@ -92,6 +92,11 @@ def test_an_address_without_a_cluster_is_one_line(
         reach("somewhere", field)
 
 
+def test_an_address_is_given_up_within_half_a_minute() -> None:
+    """`reach` ends within 3 CONNECT_S; Ray by itself would try for ten minutes."""
+    assert 0.0 < 3 * module.CONNECT_S <= 30.0
+
+
 def refusing(listener: socket.socket, asked: list[int]) -> None:
     """An HTTP/2 server of one connection after another (RFC 9113) that answers every request with status 404."""
 

@@ -10,7 +10,7 @@ from lab.events import append_event
 from lab.records import RunFolder
 from lab.report.run_page import render
 from lab.report.runs import load_runs
-from lab.report.timing import Throughput, interruptions, payloads, shares
+from lab.report.timing import Throughput, interruptions, payloads, shares, time_parts
 from lab.run_files import StoredEvent
 from tests.lab.synthetic_runs import DEMO, write_demo
 
@@ -45,6 +45,24 @@ def test_shares_are_of_each_steps_own_time(run: RunFolder) -> None:
     bare = RunFolder(run.path.parent)
     bare.write_config("name: bare\n")
     assert shares(load_runs([bare])) is None
+
+
+def test_waits_for_checkpoints_are_spread_over_all_steps(run: RunFolder) -> None:
+    """Waits of 6 and 3 s in five steps are 1.8 s a step; a run that never waited has no such bar."""
+    bars = {"sampling": 2.0, "old pass": 1.0, "updates": 4.0}
+    assert drawn(run) == bars
+    run.append_metrics(5, {"timing_s/step": 10.0, "timing_s/gen": 2.0, "timing_s/save_checkpoint": 6.0})
+    run.append_metrics(6, {"timing_s/step": 10.0, "timing_s/gen": 2.0})
+    run.append_metrics(7, {"timing_s/step": 10.0, "timing_s/gen": 2.0, "timing_s/save_checkpoint": 3.0})
+    assert drawn(run) == bars | {"waiting for<br>checkpoints": 9.0 / 5}
+
+
+def drawn(run: RunFolder) -> dict[str, float]:
+    """The bars of the run's figure of parts, in s."""
+    figure = time_parts(load_runs([run]))
+    assert figure is not None
+    (bars,) = figure.data
+    return dict(zip(bars["x"], bars["y"], strict=True))
 
 
 def test_throughput_is_tokens_over_time(run: RunFolder) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from scaled.plan import parameters
+from tests.scaled.pretended_gpu import PretendedGpu
 from tests.scaled.rank_world import (
     OneRank,
     algorithm,
@@ -18,6 +19,7 @@ from tests.scaled.rank_world import (
     gradient_bytes,
     minibatches,
     one_minibatch,
+    optimizer_tensors,
     sandbox_engine,
     sandbox_gradients,
 )
@@ -118,6 +120,39 @@ def gradients_that_are_given_up_come_back(folder: Path) -> None:
         assert torch.equal(given[name], value), name
 
 
+def optimizer_states_go_to_the_host_and_back(folder: Path) -> None:
+    """Given up, AdamW's moments and fp32 weights lie on the host, as many bytes as plan counts, and the model's weights
+    stay; taken back, all are on the GPU, the same bits. Updates have the bits of those that gave nothing up.
+    """
+    rollouts = batch()
+    routing = altered(rollouts)
+    for distributed in (False, True):
+        results = []
+        for offload in (None, ("optimizer",), ("gradients", "optimizer")):
+            fields = {"precision": "bf16", "distributed_optimizer": distributed, "offload": offload}
+            engine, gpu = OneRank(folder, algorithm("R3"), **fields), PretendedGpu()
+            counted = parameters.most_optimizer_bytes(engine.rank.shape, engine.rank.training)
+            for update in range(3):
+                before = {name: tensor.clone() for name, tensor in optimizer_tensors(engine.rank).items()}
+                with gpu.present():
+                    engine.rank.give_way()
+                away = {name: t for name, t in optimizer_tensors(engine.rank).items() if not gpu.has(t)}
+                assert away.keys() == (before.keys() if "optimizer" in (offload or ()) else set())
+                # There are no moments before the first update.
+                if away and update > 0:
+                    assert sum(t.nbytes for t in away.values()) == pytest.approx(counted, rel=0.01)
+                assert all(gpu.has(p) for chunk in engine.rank.policy.chunks for p in chunk.parameters())
+                logp_BT = engine.score(rollouts, routing).logp_BT
+                with gpu.present():
+                    engine.rank.optimizer.take_back()
+                back = optimizer_tensors(engine.rank)
+                assert all(gpu.has(t) and torch.equal(t, before[name]) for name, t in back.items())
+                engine.update(one_minibatch(rollouts, logp_BT), preset("minirl"), routing)
+            results.append(dict(engine.named_tensors()) | optimizer_tensors(engine.rank))
+        for given in results[1:]:
+            assert all(torch.equal(given[name], tensor) for name, tensor in results[0].items()), distributed
+
+
 def recomputation_changes_no_bit(folder: Path) -> None:
     """With routes replayed that no router would choose, recomputation gives the same gradients bit for bit."""
     rollouts = batch()
@@ -211,6 +246,7 @@ UPDATE_LAWS = (
     sums_do_not_depend_on_micro_batches,
     a_token_budget_that_keeps_the_order_changes_no_bit,
     gradients_that_are_given_up_come_back,
+    optimizer_states_go_to_the_host_and_back,
     recomputation_changes_no_bit,
     reference_stays,
     every_parameter_decays_but_a_frozen_router_stays,

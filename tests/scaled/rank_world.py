@@ -239,6 +239,16 @@ def gradient_bytes(rank: Any) -> int:
     return sum(buffer.grad_data.untyped_storage().nbytes() for buffer in buffers)
 
 
+def optimizer_tensors(rank: Any) -> dict[str, Tensor]:
+    """The weights that a MegatronRank's optimizer steps, and their states but for AdamW's count of steps, by name."""
+    found: dict[str, Tensor] = {}
+    for i, one in enumerate(rank.optimizer.megatron.chained_optimizers):
+        for j, parameter in enumerate(p for group in one.optimizer.param_groups for p in group["params"]):
+            states = {name: state for name, state in one.optimizer.state.get(parameter, {}).items() if name != "step"}
+            found |= {f"{i}.{j}.{name}": tensor.detach() for name, tensor in {"weight": parameter, **states}.items()}
+    return found
+
+
 def training(num_ranks: int = 1, **fields: Any) -> TrainingBlock:
     """A layout; fp32 and two responses a micro-batch unless it says otherwise."""
     plain = {"precision": "fp32", "micro_batch_size": 2, "distributed_optimizer": False, "timeout_s": 120}

@@ -67,6 +67,8 @@ def test_the_record_of_a_run(whole: RunFolder) -> None:
         assert all(0 < row[f"timing_s/{name}"] < row["timing_s/step"] for row in rows[1:]), name
     for name in ("timing_s/cpu_ranks", "timing_s/cpu_engines"):  # a step is shorter than 64 processors' time of it
         assert all(0 < row[name] < 64 * row["timing_s/step"] for row in rows[1:]), name
+    # With the step after it: the last save is in no row.
+    assert [row["step"] for row in rows if row.get("timing_s/save_checkpoint", 0.0) > 0] == [3, 5]
     assert events(whole.path) == []
 
 

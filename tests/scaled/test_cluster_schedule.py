@@ -35,16 +35,20 @@ def test_synchronous_is_the_loop(mode: str) -> None:
 
 
 def test_turns_frame_the_training() -> None:
-    """Colocated engines sleep while ranks train: down before the old pass, up before the push."""
+    """Colocated engines sleep while ranks train: down before the old pass, up before the push, which they need, as
+    asleep they keep no weights."""
     recipe, engine, learner, task = world()
-    turns: list[tuple[bool, int]] = []
-    schedule = Synchronous(
-        recipe, engine, learner, task, 3, ScheduleBlock(), lambda awake: turns.append((awake, learner.num_updates))
-    )
+
+    def turn(awake: bool) -> None:
+        engine.events.append(("awake after updates" if awake else "asleep after updates", learner.num_updates))
+
+    schedule = Synchronous(recipe, engine, learner, task, 3, ScheduleBlock(), turn)
     schedule.start(0)
     schedule.step(0)
-    assert turns == [(True, 0), (False, 0), (True, 2)]
-    assert engine.events == [("load", 0), ("generate", 0), ("load", 1)]
+    assert engine.events == [
+        ("awake after updates", 0), ("load", 0), ("generate", 0),
+        ("asleep after updates", 0), ("awake after updates", 2), ("load", 1),
+    ]  # fmt: skip
 
 
 def test_a_death_in_the_ranks_turn_leaves_no_engine_asleep() -> None:

@@ -168,6 +168,21 @@ def test_scores_are_those_of_sampling(engine, rollouts):
     assert (world.abs_diff(world.model(), shifted) <= TOLERANCE).all()
 
 
+def test_only_scores_ask_for_a_prompts_log_probs(engine, monkeypatch):
+    """In sampling, whatever else it asks for, they would cost a quarter of the time (docs/speed.md)."""
+    asked, add = [], engine._engine.add_request
+    monkeypatch.setattr(
+        engine._engine, "add_request", lambda name, prompt, params: asked.append(params) or add(name, prompt, params)
+    )
+    draws = tuple(Draw(seed=b, max_tokens=9, group=b // 4) for b in range(24))
+    for words in ({}, {"num_top": 4}, {"num_features": 3}, {"draws": draws}, {"draws": draws, "enough": 1}):
+        engine.begin(0, world.prompts(), replace(SAMPLING, **words))
+        engine.give_up()
+    assert [params.prompt_logprobs for params in asked] == [None] * 5 * 24
+    engine.score([[2, 3, 4]])
+    assert asked[-1].prompt_logprobs == 0
+
+
 def test_features_are_the_gate_s(engine, rollouts):
     """logits = h W^T, their top-k are the recorded experts, and both are the trainer's on the same rows."""
     sampled = engine.generate(world.prompts(), Sampling(max_tokens=24, num_responses=4, seed=5, num_features=6))

@@ -59,6 +59,8 @@ def test_places_count_collapses_and_multiply_means() -> None:
     assert (one["n"], one["collapsed"], one["kl"]) == (2, 1, pytest.approx(0.05))
     assert (one["KL x N"], one["KL x length x N"]) == (pytest.approx(0.4), pytest.approx(24.0))
     assert lengths({"0123456789ab": next(iter(given.values()))}, BORDER).empty
+    # A run that was never right: whether it collapsed is not known.
+    assert lengths({name: one | {"evaluations": [[0, 0.0], [4, 0.0]]} for name, one in given.items()}, BORDER).empty
 
 
 def test_a_number_orders_two_places_where_the_larger_one_collapses_more() -> None:

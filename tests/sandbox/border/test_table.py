@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from sandbox.border.table import STORY, by_staleness, places, runs, same_as, slower_runs, story, summary
+from sandbox.border.table import STORY, by_staleness, ended, places, runs, same_as, slower_runs, story, summary
 from sandbox.claims import REGIMES
 from sandbox.claims.arms import arm
 from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, at, remedies_at, slower, with_dual_clip
@@ -42,6 +42,16 @@ def test_a_row_of_another_config_is_left_out() -> None:
     name, found = row(("grpo", "r0.5", "none"), 100, [0.3, 0.3])
     assert len(runs({name: found}, BORDER)) == 1
     assert runs({"0123456789ab": found}, BORDER).empty and runs({name: found | {"regime": "hot"}}, BORDER).empty
+
+
+def test_a_run_whose_end_is_unknown_is_left_out() -> None:
+    """Of a run that was never right, or never evaluated, nobody can say that it collapsed: places count the others."""
+    given = [row(("grpo", "r0.5", "none"), seed, [0.3, *[0.0] * 8]) for seed in (100, 101, 102, 103)]
+    for name, found in given[2:]:
+        found["evaluations"] = [[i, 0.0] for i in range(9)] if found["seed"] == 102 else []
+        assert runs({name: found}, BORDER).empty
+    one = summary(runs(dict(given), BORDER), remedy="none")
+    assert one is not None and ended(one) == "2 of 2"
 
 
 def test_a_run_of_another_claims_arm_has_the_place_of_its_config() -> None:
