@@ -6,12 +6,14 @@ import contextlib
 import logging
 import math
 import os
+import queue
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +30,7 @@ from lab.interrupts import held, kept_handlers
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
-"""Seconds for a connection to a cluster's address, again for its first answer, and again for its answer as Ray.
+"""Seconds until an address must have answered at all; after three times as many it must have answered as Ray.
 
 Ray itself tries for ten minutes.
 """
@@ -225,7 +227,7 @@ def reach(address: str, field: str) -> None:
     if not colon or not port.isdigit():
         raise ValueError(f"{field}: expected auto or host:port of a Ray cluster, got {place}")
     try:
-        answer = _first_answer(host.strip("[]"), int(port))
+        answer = _first_answer_in_time(host.strip("[]"), int(port))
     except TimeoutError:
         raise ValueError(f"{field}: no Ray cluster at {place}: no answer within {CONNECT_S:g} s") from None
     except OSError as error:
@@ -252,6 +254,27 @@ def _refusal(place: str, seconds: float) -> str | None:
         return None
     why = asked.stdout.strip()
     return f"does not answer as one{f': {why}' if why else ''} ({TOKEN})"
+
+
+def _first_answer_in_time(host: str, port: int) -> bytes:
+    """The same; TimeoutError after CONNECT_S, however many addresses the host has and however slow their name is."""
+    found: queue.Queue[bytes | OSError] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            found.put(_first_answer(host, port))
+        except (OSError, UnicodeError) as error:  # a name may be none
+            found.put(error if isinstance(error, OSError) else OSError(str(error)))
+
+    # A thread that nobody waits for: nothing ends the system's search for a name.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        answer = found.get(timeout=CONNECT_S)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def _first_answer(host: str, port: int) -> bytes:

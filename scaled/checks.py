@@ -17,7 +17,7 @@ from lab.tasks.tokenizers import load_tokenizer
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
 from scaled.model_shape import load_shape
-from scaled.plan.conditions import check_settings
+from scaled.plan.conditions import check_settings, spilling
 from scaled.vllm_engine.environment import check_model
 
 # Module to import, distributions that bring it.
@@ -45,6 +45,8 @@ def check_config(config: ScaledRun) -> ModelShape:
     check_model(shape, is_cpu=False)  # the rest is the engines', which know their device
     check_layout(shape, config.training)
     check_settings(config, shape)
+    if line := spilling(config, shape):
+        logging.getLogger(__name__).warning(line)
     return shape
 
 

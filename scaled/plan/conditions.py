@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
-from scaled.plan.parameters import ELEMENT_BYTES
-from scaled.vllm_engine.quantize import sent
+from scaled.plan.engine_memory import bucket_bytes, engine_weights
 
 
 def check_settings(config: ScaledRun, shape: ModelShape) -> None:
@@ -57,19 +54,12 @@ def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
     """ConfigError where a store of our own cannot hold two buckets of weights, one leaving ranks, one entering engines,
     or where it is larger than the machine's memory.
 
-    A bucket is cluster.bucket_mib, at least the largest weight, and never more than all weights.
+    A bucket has `engine_memory.bucket_bytes`.
     """
     # A cluster that runs already has its own store, of a size that no config states.
     if config.cluster.address is not None:
         return
-    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
-    precision = config.rollout.precision
-    b = ELEMENT_BYTES[precision.compute]
-    sizes = [
-        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
-        for one in sent(shape.weights(), precision).values()
-    ]
-    bucket = min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
+    bucket = bucket_bytes(config, shape)
     needed, has = 2 * bucket / 2**30, config.cluster.object_store_gib
     if needed > has:
         raise ConfigError(
@@ -84,4 +74,18 @@ def check_object_store(config: ScaledRun, shape: ModelShape) -> None:
         )
 
 
-__all__ = ["check_engine_step", "check_lengths", "check_object_store", "check_settings"]
+def spilling(config: ScaledRun, shape: ModelShape) -> str | None:
+    """A line that says so where the weights of a push alone exceed a store of our own; else None.
+
+    `firstorder plan` counts all that lies in the store; a run says what is certain.
+    """
+    needed, has = engine_weights(config, shape) / 2**30, config.cluster.object_store_gib
+    if config.cluster.address is not None or needed <= has:
+        return None
+    return (
+        f"cluster.object_store_gib: expected at least {needed:.3g} for the weights of a push, got {has:g}: Ray writes "
+        f"the rest to disk, and pushes take many times as long"
+    )
+
+
+__all__ = ["check_engine_step", "check_lengths", "check_object_store", "check_settings", "spilling"]

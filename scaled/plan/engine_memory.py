@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 
 from lab.hf import ModelShape
@@ -9,6 +10,7 @@ from scaled.config import ScaledRun
 from scaled.plan import in_progress, payloads
 from scaled.plan.memory import CONTEXT, Memory, attention_activations, mlp_activations
 from scaled.plan.parameters import ELEMENT_BYTES
+from scaled.vllm_engine.quantize import sent
 
 Lengths = tuple[int, int]
 """Mean and longest length of a batch's sequences, in tokens."""
@@ -58,6 +60,18 @@ def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
     return payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
 
 
+def bucket_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of a bucket of weights: cluster.bucket_mib, at least the largest weight, and at most all weights."""
+    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
+    precision = config.rollout.precision
+    b = ELEMENT_BYTES[precision.compute]
+    sizes = [
+        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
+        for one in sent(shape.weights(), precision).values()
+    ]
+    return min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
+
+
 def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of one sequence of `max_model_len` tokens in one GPU's key-value cache."""
     precision = config.rollout.precision
@@ -66,5 +80,5 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 __all__ = [
-    "Lengths", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes",
+    "Lengths", "bucket_bytes", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes",
 ]  # fmt: skip

@@ -163,7 +163,7 @@ def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bo
         parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
     num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
     # Of weights that come from a GPU or are quantised; the memory is kept from push to push.
-    parts["buckets that ranks keep"] = num_ranks * config.cluster.bucket_mib * 2**20
+    parts["buckets that ranks keep"] = num_ranks * engine_memory.bucket_bytes(config, shape)
     return parts | _offloaded(config, shape)
 
 

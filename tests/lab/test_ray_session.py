@@ -64,12 +64,14 @@ def test_the_next_session_removes_what_a_killed_one_left(tmp_path: Path, monkeyp
 def test_an_address_without_a_cluster_is_one_line(
     field: str, words: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A closed port, one that is silent, one that speaks something else and a word: a line, and Ray is not asked."""
+    """A closed port, one that is silent, one that speaks something else, one that drips and a word: a line, and Ray is
+    not asked."""
     monkeypatch.setattr(module, "CONNECT_S", 0.2)
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("ray.init was called"))
     with contextlib.ExitStack() as stack:
-        closed, silent, other = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3))
-        ports = [s.getsockname()[1] for s in (closed, silent, other)]
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        ports = [s.getsockname()[1] for s in made]
+        closed, _, other, slow = made
         closed.close()
 
         def speak() -> None:
@@ -78,16 +80,26 @@ def test_an_address_without_a_cluster_is_one_line(
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
 
-        thread = threading.Thread(target=speak)
-        thread.start()
-        reasons = ("Connection refused", "no answer within 0.2 s", "does not speak gRPC")
+        def drip() -> None:
+            connection = slow.accept()[0]
+            with contextlib.suppress(OSError):  # the other side is gone
+                for letter in b"HTTP":
+                    connection.sendall(bytes([letter]))
+                    time.sleep(0.15)  # less than what a connection waits for a byte
+            connection.close()
+
+        threads = [threading.Thread(target=target) for target in (speak, drip)]
+        for thread in threads:
+            thread.start()
+        reasons = ("Connection refused", "no answer within 0.2 s", "does not speak gRPC", "no answer within 0.2 s")
         for port, reason in zip(ports, reasons, strict=True):
             with (
                 pytest.raises(ValueError, match=f"^{field}: no Ray cluster at 127.0.0.1:{port}: .*{reason}$"),
                 ray_session(f"127.0.0.1:{port}", num_cpus=1, object_store_bytes=2**20, **words),
             ):
                 pass
-        thread.join()
+        for thread in threads:
+            thread.join()
     with pytest.raises(ValueError, match=f"^{field}: expected auto or host:port of a Ray cluster, got somewhere$"):
         reach("somewhere", field)
 

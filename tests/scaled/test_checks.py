@@ -16,6 +16,7 @@ from sandbox.model.checkpoint import save
 from scaled.checks import TRIED, check_config, check_prompts, check_version, installed, open_task
 from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
 from scaled.model_shape import load_shape
+from scaled.plan.engine_memory import engine_weights
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
 from theory.contracts import Prompt
@@ -140,6 +141,23 @@ def test_limits_are_those_that_the_config_names(model: Path, tmp_path: Path) -> 
     plain, given = config(model, tmp_path), config(model, tmp_path, "--cluster.limits.update", "60")
     assert "limits" not in plain.model_dump(exclude_none=True)["cluster"]
     assert given.cluster.limits == LimitsBlock(update=60) and config_hash(given) != config_hash(plain)
+
+
+def test_a_store_that_spills_at_every_push_is_named(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it has room for two buckets, but not for the weights of a push, the run starts with a line."""
+    shape = load_shape(str(model))
+    whole = engine_weights(config(model, tmp_path), shape) / 2**30
+    for share, num_lines in ((1.01, 0), (0.99, 1)):
+        room = f"{share * whole:.9f}"
+        check_config(config(model, tmp_path, "--cluster.bucket_mib", "1", "--cluster.object_store_gib", room))
+        assert len(caplog.records) == num_lines
+    said = r"cluster.object_store_gib: expected at least \S+ for the weights of a push, got \S+: Ray writes the rest .*"
+    assert re.fullmatch(said, caplog.records[0].getMessage())
+    joined = ("--cluster.address", "auto", "--cluster.object_store_gib", room)
+    check_config(config(model, tmp_path, *joined, "--cluster.bucket_mib", "1"))
+    assert len(caplog.records) == 1
 
 
 def test_an_untried_vllm_is_refused_if_old_and_named_if_new(caplog: pytest.LogCaptureFixture) -> None:
