@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,19 +116,22 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     memory = int(config.cluster.object_store_gib * 2**30)
     # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
     num_cpus = None if torch.cuda.is_available() else config.training.num_ranks + config.rollout.num_engines
-    name, is_alone = config.cluster.interface, config.cluster.address is None
+    name = config.cluster.interface
     own = interface.LOOPBACK if name is None else interface.address_of(name)
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
-        node_gpus = int(max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        node_gpus = int(max(resources.get("GPU", 0) for resources in alive))
         bundles, places = places_of(config, node_gpus)
         # First, as a placement group would wait for resources that no machine has.
         _check_resources(config, bundles)
         group = placement_group(bundles, strategy="PACK")
+        # A connection that this process had already may be to several machines, which loopback does not join.
+        is_alone = config.cluster.address is None and len(alive) == 1
         made = Cluster(node_gpus > 0, group, places, logs, name, is_alone)
         try:
             if not group.wait(PLACEMENT_TIMEOUT_S):
                 raise ValueError(
-                    f"cluster.address: expected {_total(bundles)} free on the cluster, got no placement within "
+                    f"cluster.address: expected {_listed(bundles)} free, each on one machine, got no placement within "
                     f"{PLACEMENT_TIMEOUT_S:g} s"
                 )
             if node_gpus > 0:
@@ -186,8 +190,10 @@ def by_node(
 
     Neighbours then share machines as far as possible: pipeline stages, replicas, EP groups larger than a machine.
     """
-    # Machines in the order of their first bundle.
-    order = sorted(range(num_units), key=lambda b: (nodes.index(nodes[b]), b))
+    own = nodes[:num_units]
+    # First the machines with most bundles: one that has few, as others use its GPUs, would shift groups off the full
+    # ones. Among equals, the order of their first bundle.
+    order = sorted(range(num_units), key=lambda b: (-own.count(own[b]), own.index(own[b]), b))
     return {
         actor: replace(place, bundle=order[place.bundle]) if place.bundle < num_units else place
         for actor, place in places.items()
@@ -205,9 +211,10 @@ def _check_resources(config: ScaledRun, bundles: list[dict[str, float]]) -> None
             )
 
 
-def _total(bundles: list[dict[str, float]]) -> str:
-    kinds = sorted({kind for bundle in bundles for kind in bundle})
-    return " and ".join(f"{sum(b.get(kind, 0.0) for b in bundles):g} {kind}s" for kind in kinds)
+def _listed(bundles: list[dict[str, float]]) -> str:
+    """The bundles in words, equal ones together: 4 x (8 CPUs and 8 GPUs)."""
+    numbers = Counter(" and ".join(f"{num:g} {kind}s" for kind, num in bundle.items()) for bundle in bundles)
+    return ", ".join(f"{num} x ({bundle})" for bundle, num in numbers.items())
 
 
 class Worker:

@@ -54,6 +54,13 @@ def test_units_follow_the_order_of_machines() -> None:
     assert found["engine", 0].bundle == 4 and found["engine", 1].bundle == found["rank", 2].bundle
 
 
+def test_full_machines_come_first() -> None:
+    """A machine with one bundle of the ranks, beside two with two: neighbouring pairs of bundles share the two."""
+    places = {("rank", i): Place(i) for i in range(5)}
+    found = by_node(places, ["c", "a", "b", "b", "a", "c"], num_units=5)  # the sixth is an engine's
+    assert [found["rank", i].bundle for i in range(5)] == [1, 4, 2, 3, 0]
+
+
 def test_what_a_machine_cannot_hold() -> None:
     """A TP group larger than a machine is refused with both numbers; an EP group larger than one is said in a line."""
     with pytest.raises(ValueError, match=r"^training.tensor_parallel: expected .* machine of 2 GPUs, got 4$"):
