@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from lab.ray_session import SETTINGS, ray_session
 from scaled.cluster import interface
 from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.config import ScaledRun
+from scaled.units import unit_of
 
 Role = Literal["rank", "engine"]
 
@@ -115,19 +116,22 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
     memory = int(config.cluster.object_store_gib * 2**30)
     # Without GPUs places are CPUs: a Ray of our own counts as many as there are actors, whatever the machine has.
     num_cpus = None if torch.cuda.is_available() else config.training.num_ranks + config.rollout.num_engines
-    name, is_alone = config.cluster.interface, config.cluster.address is None
+    name = config.cluster.interface
     own = interface.LOOPBACK if name is None else interface.address_of(name)
     with ray_session(config.cluster.address, num_cpus=num_cpus, object_store_bytes=memory, own_address=own):
-        node_gpus = int(max(node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]))
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        node_gpus = int(max(resources.get("GPU", 0) for resources in alive))
         bundles, places = places_of(config, node_gpus)
         # First, as a placement group would wait for resources that no machine has.
         _check_resources(config, bundles)
         group = placement_group(bundles, strategy="PACK")
+        # A connection that this process had already may be to several machines, which loopback does not join.
+        is_alone = config.cluster.address is None and len(alive) == 1
         made = Cluster(node_gpus > 0, group, places, logs, name, is_alone)
         try:
             if not group.wait(PLACEMENT_TIMEOUT_S):
                 raise ValueError(
-                    f"cluster.address: expected {_total(bundles)} free on the cluster, got no placement within "
+                    f"cluster.address: expected {_listed(bundles)} free, each on one machine, got no placement within "
                     f"{PLACEMENT_TIMEOUT_S:g} s"
                 )
             if node_gpus > 0:
@@ -144,8 +148,9 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
 def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]], dict[tuple[Role, int], Place]]:
     """The bundles to reserve, and each actor's place in them, on machines of `node_gpus` GPUs (0: places are CPUs).
 
-    Ray keeps a bundle on one machine, so ranks come in bundles of whole tensor- and expert-parallel groups (`unit`).
-    Raises ValueError where colocated engines need more GPUs than the ranks have, or a TP group more than a machine.
+    Ray keeps a bundle on one machine, so ranks come in bundles of whole tensor- and expert-parallel groups (`unit_of`).
+    Raises ValueError where colocated engines need more GPUs than the ranks have, or a TP group more than a machine;
+    logs a line where EP or CP groups do.
     """
     ranks, engines = config.training.num_ranks, config.rollout.num_engines
     width = config.rollout.tensor_parallel
@@ -158,7 +163,10 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
         return [{"CPU": 1.0} for _ in range(ranks + engines)], places
     is_colocated = config.cluster.placement == "colocated"
     config.require_shared_gpus()
-    size = unit(config, node_gpus)
+    unit = unit_of(config, node_gpus)
+    for line in unit.spans:
+        logging.getLogger(__name__).warning("%s", line)
+    size = unit.size
     num_units = -(-ranks // size)
     # A CPU for each rank, and one for each engine that lies over some of them.
     bundles = [{"CPU": (2.0 if is_colocated else 1.0) * size, "GPU": float(size)} for _ in range(num_units)]
@@ -167,48 +175,12 @@ def places_of(config: ScaledRun, node_gpus: int) -> tuple[list[dict[str, float]]
     for i in range(engines):
         if is_colocated:
             # No num_gpus: Ray gave the GPUs to the ranks, and `_environment` names them to the engine.
-            # All in one bundle, as `unit` makes `size` a multiple of `width`.
+            # All in one bundle, as `unit_of` makes `size` a multiple of `width`.
             places["engine", i] = Place(i * width // size, shares=tuple(range(i * width, (i + 1) * width)))
         else:
             places["engine", i] = Place(num_units + i, num_gpus=float(width))
             bundles.append({"CPU": 1.0, "GPU": float(width)})
     return bundles, places
-
-
-def unit(config: ScaledRun, node_gpus: int) -> int:
-    """Ranks that share a machine of `node_gpus` GPUs: whole TP groups, colocated engines, EP and CP groups that fit.
-
-    Megatron numbers the ranks of a TP group consecutively, those of an EP x ETP group, and those of a TP x CP group.
-    Raises ValueError where not even TP groups and engines fit; logs a line where EP or CP groups do not.
-    """
-    training = config.training
-    width = config.rollout.tensor_parallel if config.cluster.placement == "colocated" else 1
-    experts = training.expert_parallel * training.expert_tensor_parallel
-    least = math.lcm(training.tensor_parallel, width)
-    if least > node_gpus:
-        raise ValueError(
-            f"training.tensor_parallel: expected groups of ranks, with the engines on them, within a machine of "
-            f"{node_gpus} GPUs, got {least}"
-        )
-    context = training.tensor_parallel * training.context_parallel
-    size = math.lcm(least, experts)
-    if size > node_gpus:
-        size = least
-        _warn_of_span("expert_parallel", experts, node_gpus, "all-to-all")
-    if math.lcm(size, context) > node_gpus:
-        _warn_of_span("context_parallel", context, node_gpus, "exchange of keys and values")
-        return size
-    return math.lcm(size, context)
-
-
-def _warn_of_span(field: str, num: int, node_gpus: int, exchange: str) -> None:
-    logging.getLogger(__name__).warning(
-        "training.%s: groups of %d ranks span machines of %d GPUs, and so does their %s",
-        field,
-        num,
-        node_gpus,
-        exchange,
-    )
 
 
 def by_node(
@@ -218,8 +190,10 @@ def by_node(
 
     Neighbours then share machines as far as possible: pipeline stages, replicas, EP groups larger than a machine.
     """
-    # Machines in the order of their first bundle.
-    order = sorted(range(num_units), key=lambda b: (nodes.index(nodes[b]), b))
+    own = nodes[:num_units]
+    # First the machines with most bundles: one that has few, as others use its GPUs, would shift groups off the full
+    # ones. Among equals, the order of their first bundle.
+    order = sorted(range(num_units), key=lambda b: (-own.count(own[b]), own.index(own[b]), b))
     return {
         actor: replace(place, bundle=order[place.bundle]) if place.bundle < num_units else place
         for actor, place in places.items()
@@ -237,9 +211,10 @@ def _check_resources(config: ScaledRun, bundles: list[dict[str, float]]) -> None
             )
 
 
-def _total(bundles: list[dict[str, float]]) -> str:
-    kinds = sorted({kind for bundle in bundles for kind in bundle})
-    return " and ".join(f"{sum(b.get(kind, 0.0) for b in bundles):g} {kind}s" for kind in kinds)
+def _listed(bundles: list[dict[str, float]]) -> str:
+    """The bundles in words, equal ones together: 4 x (8 CPUs and 8 GPUs)."""
+    numbers = Counter(" and ".join(f"{num:g} {kind}s" for kind, num in bundle.items()) for bundle in bundles)
+    return ", ".join(f"{num} x ({bundle})" for bundle, num in numbers.items())
 
 
 class Worker:

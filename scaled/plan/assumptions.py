@@ -9,6 +9,7 @@ from scaled.plan.compute import StepCompute
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
 from scaled.plan.waits import longest_wait
+from scaled.units import unit_of
 
 
 def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute) -> list[str]:
@@ -48,9 +49,7 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
             f"Interleaved 1F1B takes micro-batches in multiples of pipeline_parallel {training.pipeline_parallel}: an "
             f"update's {needed} are filled up to {filled} by empty ones, which cost what the others do."
         )
-    experts = training.expert_parallel * training.expert_tensor_parallel
-    if experts > node:
-        lines.append(f"EP x ETP groups of {experts} ranks span machines of {node} GPUs: training is slower than this.")
+    lines += [f"{line}, so training is slower than this." for line in unit_of(config, node).spans]
     if config.algorithm.dynamic_sampling.enabled:
         rounds = config.algorithm.dynamic_sampling.max_rounds
         lines.append(f"Dynamic sampling draws up to {rounds} times; tokens, FLOPs and time count one draw.")

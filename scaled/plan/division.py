@@ -11,6 +11,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
+from scaled.units import unit_of
 from scaled.vllm_engine.quantize import check_precision
 
 
@@ -95,6 +96,7 @@ def check_places(config: ScaledRun) -> None:
             f"rollout.tensor_parallel: expected a divisor of cluster.gpus_per_node = {cluster.gpus_per_node}, so that "
             f"no engine spans two machines, got {config.rollout.tensor_parallel}"
         )
+    unit_of(config, cluster.gpus_per_node)  # which colocated engines may refuse
 
 
 __all__ = ["check_divides", "check_places", "divisors", "gpus_needed"]

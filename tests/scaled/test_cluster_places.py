@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
+from lab.strict import ConfigError
 from scaled.cluster import interface, ray_cluster
-from scaled.cluster.ray_cluster import Place, by_node, places_of, unit
+from scaled.cluster.ray_cluster import Place, by_node, places_of
 from scaled.config import ScaledRun
+from scaled.plan.division import check_places
+from scaled.plan.summary import assumptions, make_plan
+from scaled.units import Unit, unit_of
 from tests.scaled import cluster_world
 
 
@@ -48,28 +54,63 @@ def test_units_follow_the_order_of_machines() -> None:
     assert found["engine", 0].bundle == 4 and found["engine", 1].bundle == found["rank", 2].bundle
 
 
-def test_what_a_machine_cannot_hold(caplog: pytest.LogCaptureFixture) -> None:
+def test_full_machines_come_first() -> None:
+    """A machine with one bundle of the ranks, beside two with two: neighbouring pairs of bundles share the two."""
+    places = {("rank", i): Place(i) for i in range(5)}
+    found = by_node(places, ["c", "a", "b", "b", "a", "c"], num_units=5)  # the sixth is an engine's
+    assert [found["rank", i].bundle for i in range(5)] == [1, 4, 2, 3, 0]
+
+
+def test_what_a_machine_cannot_hold() -> None:
     """A TP group larger than a machine is refused with both numbers; an EP group larger than one is said in a line."""
     with pytest.raises(ValueError, match=r"^training.tensor_parallel: expected .* machine of 2 GPUs, got 4$"):
         places_of(recipe(), node_gpus=2)
-    with caplog.at_level(logging.WARNING):
-        assert unit(recipe(), 8) == 8 and caplog.messages == []
-        assert unit(recipe(), 4) == 4
-    assert caplog.messages == [
-        "training.expert_parallel: groups of 8 ranks span machines of 4 GPUs, and so does their all-to-all"
-    ]
+    said = "training.expert_parallel: groups of 8 ranks span machines of 4 GPUs, and so does their all-to-all"
+    assert unit_of(recipe(), 8) == Unit(8) and unit_of(recipe(), 4) == Unit(4, (said,))
 
 
-def test_context_groups_share_a_machine_where_they_fit(caplog: pytest.LogCaptureFixture) -> None:
+def test_context_groups_share_a_machine_where_they_fit() -> None:
     """TP x CP groups are whole within a bundle beside EP groups; larger ones than a machine are said in a line."""
     words = ("--training.tensor_parallel", "2", "--training.expert_parallel", "2", "--training.context_parallel")
+    assert unit_of(recipe(*words, "4"), 8) == Unit(8) and unit_of(recipe(*words, "2"), 8) == Unit(4)
+    said = "training.context_parallel: groups of 16 ranks span machines of 8 GPUs, and so does their exchange of keys "
+    assert unit_of(recipe(*words, "8"), 8) == Unit(2, (f"{said}and values",))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(4, 8, 1, 0), (4, 16, 1, 1), (2, 2, 8, 1), (4, 16, 4, 2)], ids=["fit", "ep", "cp", "both"]
+)
+def test_the_plan_says_what_the_start_says(sizes: tuple[int, int, int, int], caplog: pytest.LogCaptureFixture) -> None:
+    """Groups that span machines, in the log of a start and among the plan's assumptions, a line for each kind."""
+    tp, ep, cp, num = sizes
+    config = recipe(
+        "--training.tensor_parallel", str(tp), "--training.expert_parallel", str(ep),
+        "--training.context_parallel", str(cp),
+    )  # fmt: skip
     with caplog.at_level(logging.WARNING):
-        assert unit(recipe(*words, "4"), 8) == 8 and unit(recipe(*words, "2"), 8) == 4 and caplog.messages == []
-        assert unit(recipe(*words, "8"), 8) == 2
-    assert caplog.messages == [
-        "training.context_parallel: groups of 16 ranks span machines of 8 GPUs, and so does their exchange of keys and "
-        "values"
-    ]
+        places_of(config, config.cluster.gpus_per_node)
+    planned = [line for line in assumptions(make_plan(config)) if " span machines of " in line]
+    assert planned == [f"{line}, so training is slower than this." for line in caplog.messages]
+    assert len(planned) == num
+
+
+def test_a_plan_needs_no_ray() -> None:
+    """A plan that speaks of machines imports no Ray, which may not be installed where one plans."""
+    program = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from firstorder.cli import main\n"
+        "sys.exit(main(['plan', 'configs/scaled/minirl/n8_r3.yaml', '--json', '--training.expert_parallel', '16']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "groups of 16 ranks span machines of 8 GPUs" in done.stdout, done.stderr
+
+
+def test_engines_too_wide_for_whole_groups_are_refused_by_the_plan_too() -> None:
+    """TP groups of 4 and engines of 3 need 12 GPUs beside each other, on machines of 6."""
+    words = ("--training.tensor_parallel", "4", "--rollout.tensor_parallel", "3", "--rollout.num_engines", "8")
+    config = recipe("--cluster.placement", "colocated", "--cluster.gpus_per_node", "6", *words)
+    with pytest.raises(ConfigError, match=r"^training.tensor_parallel: expected .* machine of 6 GPUs, got 12$"):
+        check_places(config)
 
 
 def test_colocated_engines_lie_over_the_ranks_gpus() -> None:
