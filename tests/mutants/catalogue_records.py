@@ -65,7 +65,7 @@ RECORDS = (
         "B5.3",
         "Metrics compare rows that nobody recorded as if both records had chosen the same filler.",
         "verl, comment on metrics of expert 0",
-        (Edit("theory.routing.measures:_count_into", "(b_KM[0] == MISSING)] = MISSING", "(b_KM[0] == MISSING)] = 0"),),
+        (Edit("theory.routing.measures:_d", "(b_KM[0] == MISSING)] = MISSING", "(b_KM[0] == MISSING)] = 0"),),
         "measures_are_the_papers",
     ),
     Mutant(

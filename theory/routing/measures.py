@@ -33,32 +33,31 @@ def difference_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> Int[T
     Raises ValueError where the records are over different rows, layers, slots or experts.
     """
     record_a.check_same_rows(record_b)
-    return _differences(record_a.experts, record_b.experts)
-
-
-def _differences(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> Int[Tensor, "R L"]:
-    # numpy compares narrow integers ten times as fast as torch does on a CPU.
-    a_NK, b_NK = (ids_RLK.cpu().flatten(0, 1).contiguous().numpy() for ids_RLK in (a_RLK, b_RLK))
-    # Strictly below: `counts_of` adds 1 in this type, and K + 1 must fit in it.
-    d_N = np.zeros(len(a_NK), dtype=np.int8 if a_NK.shape[1] < np.iinfo(np.int8).max else np.int16)
-    for start in range(0, len(a_NK), BLOCK):
-        block = slice(start, start + BLOCK)
-        _count_into(d_N[block], a_NK[block], b_NK[block])
-    return torch.from_numpy(d_N).view(a_RLK.shape[:2]).to(a_RLK.device)
+    R, L, _ = record_a.experts.shape
+    where_M, d_M = _differing(record_a.experts, record_b.experts)
+    d_N = np.zeros(R * L, dtype=d_M.dtype)
+    d_N[where_M] = d_M
+    return torch.from_numpy(d_N).view(R, L).to(record_a.experts.device)
 
 
 def counts_of(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> RouteCounts:
     """The differences of two routings by expert ids, ascending in every row-layer, -1 where missing."""
-    R, L, K = a_RLK.shape
-    rows, parts = max(1, COUNTED // max(1, L)), []
+    R, L, _ = a_RLK.shape
+    rows = max(1, COUNTED // max(1, L))
     # At least once: a record without rows has counts too, all of them 0.
-    for start in range(0, max(1, R), rows):
-        d_RL = _differences(a_RLK[start : start + rows], b_RLK[start : start + rows])
-        # bincount takes no -1: shifted by one, and the first entry, the missing ones, dropped.
-        num_d = torch.bincount(d_RL.flatten() + 1, minlength=K + 2)[1:]
-        # The clamp makes the -1 of a missing layer add nothing.
-        parts.append(RouteCounts(num_d, d_RL.clamp(min=0).sum(dim=1), (d_RL == MISSING).sum(dim=1)))
-    return RouteCounts.concat(parts)
+    parts = (slice(start, start + rows) for start in range(0, max(1, R), rows))
+    return RouteCounts.concat([_counts(a_RLK[part], b_RLK[part]) for part in parts])
+
+
+def _counts(a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]) -> RouteCounts:
+    R, L, K = a_RLK.shape
+    where_M, d_M = _differing(a_RLK, b_RLK)
+    row_M, is_there_M = where_M // max(1, L), d_M != MISSING
+    num_d = np.bincount(d_M[is_there_M], minlength=K + 1)
+    num_d[0] = R * L - len(where_M)  # d = 0 is not among them
+    sum_R = np.bincount(row_M[is_there_M], weights=d_M[is_there_M], minlength=R).astype(np.int64)
+    missing_R = np.bincount(row_M[~is_there_M], minlength=R)
+    return RouteCounts(*(torch.from_numpy(one).to(a_RLK.device) for one in (num_d, sum_R, missing_R)))
 
 
 def route_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> RouteCounts:
@@ -71,26 +70,53 @@ def route_counts(record_a: RoutingRecord, record_b: RoutingRecord) -> RouteCount
     return record_b.compared(record_a, counts_of)
 
 
-def _count_into(d_N: Int[np.ndarray, " N"], a_NK: Int[np.ndarray, "N K"], b_NK: Int[np.ndarray, "N K"]) -> None:
-    """Writes d where it is not 0. Ids of a row ascend, so equal sets are equal bytes, and most rows are equal."""
-    differs_N = np.zeros(len(d_N), dtype=bool)
-    for a_N, b_N in zip(_words(a_NK).T, _words(b_NK).T, strict=True):
-        differs_N |= a_N != b_N
-    (where_M,) = differs_N.nonzero()
+def _differing(
+    a_RLK: Int[Tensor, "R L K"], b_RLK: Int[Tensor, "R L K"]
+) -> tuple[Int[np.ndarray, " M"], Int[np.ndarray, " M"]]:
+    """The M row-layers whose d is not 0, counted through all rows, and d there, -1 where missing; in no order."""
+    # numpy compares narrow integers ten times as fast as torch does on a CPU.
+    a_NK, b_NK = (ids_RLK.cpu().flatten(0, 1).contiguous().numpy() for ids_RLK in (a_RLK, b_RLK))
+    a_NW, b_NW = _words(a_NK), _words(b_NK)
+    where, missing = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for start in range(0, len(a_NK), BLOCK):
+        block = slice(start, start + BLOCK)
+        # Ids of a row ascend, so equal sets are equal bytes, and most rows are equal.
+        differs_B = np.zeros(len(a_NW[block]), dtype=bool)
+        for a_B, b_B in zip(a_NW[block].T, b_NW[block].T, strict=True):
+            differs_B |= a_B != b_B
+        where.append(start + np.flatnonzero(differs_B))
+        # A record has -1, whose bits are all ones, in every slot of a row-layer or in none.
+        is_missing_B = a_NW[block, 0] == MISSING
+        if is_missing_B.any():  # in both: where one has ids, the bytes differ
+            missing.append(start + np.flatnonzero(is_missing_B & ~differs_B))
+    where_M, both = np.concatenate(where), np.concatenate(missing)
+    # Whole words at a time, and of all blocks together: there may be few in each.
+    parts = [where_M[start : start + BLOCK] for start in range(0, len(where_M), BLOCK)]
+    found = [_d(*(words[part].view(a_NK.dtype) for words in (a_NW, b_NW))) for part in parts]
+    d_M = np.concatenate([*found, np.full(len(both), MISSING, dtype=_type_of(a_NK.shape[1]))])
+    return np.concatenate([where_M, both]), d_M
+
+
+def _type_of(num_slots: int) -> type[np.signedinteger]:
+    """The narrowest type of a d."""
+    return np.int8 if num_slots <= np.iinfo(np.int8).max else np.int16
+
+
+def _d(a_MK: Int[np.ndarray, "M K"], b_MK: Int[np.ndarray, "M K"]) -> Int[np.ndarray, " M"]:
+    """d, and -1 where one of the two is missing."""
     # Slot by slot, each a run of all rows: loops over rows are then the innermost ones.
-    a_KM, b_KM = (np.ascontiguousarray(ids_NK[where_M].T) for ids_NK in (a_NK, b_NK))
-    d_M, is_equal_M = np.full(len(where_M), len(a_KM), dtype=d_N.dtype), np.empty(len(where_M), dtype=bool)
+    a_KM, b_KM = (np.ascontiguousarray(ids_MK.T) for ids_MK in (a_MK, b_MK))
+    K, M = a_KM.shape
+    d_M, is_equal_M = np.full(M, K, dtype=_type_of(K)), np.empty(M, dtype=bool)
     for a_M in a_KM:
-        common_M = np.zeros(len(where_M), dtype=np.int8)  # at most 1: the ids of a row are distinct
+        common_M = np.zeros(M, dtype=np.int8)  # at most 1: the ids of a row are distinct
         for b_M in b_KM:
             np.equal(a_M, b_M, out=is_equal_M)
             common_M += is_equal_M.view(np.int8)
         d_M -= common_M
-    # Slot 0 is enough: a record has -1 in every slot of a row-layer or in none.
+    # Slot 0 is enough, as a row-layer has -1 in every slot or in none.
     d_M[(a_KM[0] == MISSING) | (b_KM[0] == MISSING)] = MISSING
-    d_N[where_M] = d_M
-    # Rows that both lack have equal bytes, and so are not among where_M.
-    d_N[(a_NK[:, 0] == MISSING) & (b_NK[:, 0] == MISSING)] = MISSING
+    return d_M
 
 
 def _words(ids_NK: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N W"]:
