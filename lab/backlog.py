@@ -103,7 +103,7 @@ def rollouts_of(found: Mapping[str, Tensor], prompts: Sequence[Prompt]) -> Rollo
         num_experts = int(found["num_experts"])
         record = RoutingRecord(narrowed(found["experts"], num_experts), offsets, layers, num_experts)
     if "top_ids" in found:
-        top = TopTokens(found["top_ids"], found["top_logp"], offsets_of(lengths), int(found["vocab_size"]))
+        top = TopTokens.packed(found["top_ids"], found["top_logp"], offsets_of(lengths), int(found["vocab_size"]))
     if "feature_rows" in found:
         rows, feature_offsets, layers = (found[f"feature_{name}"] for name in ("rows", "offsets", "layers"))
         layer_numbers = tuple(layers.tolist())

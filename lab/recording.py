@@ -19,7 +19,7 @@ from lab.interrupts import held
 from lab.progress import ProgressLines
 from lab.records import RunFolder
 from lab.run_files import RESERVED
-from lab.traces import Trace
+from lab.traces import Apart, Trace
 from theory import metrics as registry
 from theory.loop import NonFiniteError, StepResult
 
@@ -110,12 +110,14 @@ class RunRecorder:
 
     def save_trace(self, number: int, result: StepResult) -> None:
         """Writes the step's samples and scores, whether a trace is due or not."""
-        # Without the experts, which other processes may hold: the file takes them a part at a time.
-        mu, old = result.rollouts.experts, result.scores.natural
-        rollouts, scores = replace(result.rollouts, experts=None), replace(result.scores, natural=None)
+        rollouts, scores = result.rollouts, result.scores
+        # What other processes may hold: the file takes it a part at a time.
+        apart = Apart(rollouts.experts, scores.natural, rollouts.top, scores.logp_top)
+        rollouts = replace(rollouts, experts=None, top=None)
+        scores = replace(scores, natural=None, logp_top=None)
         old_pass = self.config.algorithm.build().passes.old
         trace = Trace.of(rollouts, scores, result.rewards_B, number, self.decode, old_pass)
-        self.folder.save_trace(number, trace, mu, old)
+        self.folder.save_trace(number, trace, apart)
 
     def checkpoint(self, number: int, save: Callable[[int], object]) -> None:
         """Saves where a checkpoint is due."""

@@ -23,8 +23,7 @@ from lab.checkpoints import SHARDED, STATE, Checkpoint, ShardedCheckpoint
 from lab.files import TEMPORARY, RecordError, append_line, atomic_write, disk_errors, exclusive
 from lab.manifest import manifest
 from lab.run_files import StoredManifest, StoredVerdict, metrics_line, read_rows, read_stored
-from lab.traces import Trace
-from theory.routing.record import RoutingRecord
+from lab.traces import Apart, Trace
 
 
 def dated_folder(parent: Path, now: datetime, suffix: str = "") -> Path:
@@ -230,14 +229,12 @@ class RunFolder:
         """The newest sharded checkpoint, or None; ValueError as above if a file of it is lost or cut."""
         return checkpoints.newest(self._checkpoints(SHARDED), checkpoints.read_shards)
 
-    def save_trace(
-        self, step: int, trace: Trace, mu: RoutingRecord | None = None, old: RoutingRecord | None = None
-    ) -> Path:
-        """Writes rollouts/step-NNNNNN.safetensors, the step's samples and scores; `mu` and `old` as of `Trace.save`."""
+    def save_trace(self, step: int, trace: Trace, apart: Apart | None = None) -> Path:
+        """Writes rollouts/step-NNNNNN.safetensors, the step's samples and scores; `apart` as of `Trace.save`."""
         path = self.path / "rollouts" / f"step-{step:06d}.safetensors"
         with disk_errors(path):
             path.parent.mkdir(exist_ok=True)
-        trace.save(path, mu, old)
+        trace.save(path, apart)
         return path
 
     def traces(self) -> list[Path]:

@@ -58,6 +58,7 @@ from lab.tensor_files import Blocks, write_tensors
 from theory.contracts import Rollouts, TokenScores
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord, index_dtype, narrowed
+from theory.top_tokens import TokenRows, TopTokens
 
 SCHEMA = "firstorder.trace"
 VERSION = "1"
@@ -65,6 +66,24 @@ SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 TOP = ("top_ids", "top_logp_mu", "top_logp_old")
 OLD_PASSES = ("natural", "replay_rollout", "predicted")
 METADATA = ("step", "layer_numbers", "num_experts", "texts", "temperature", "old_pass")
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """What other processes may hold of a step: experts of mu and old, mu's likeliest tokens, and log old of them."""
+
+    mu: RoutingRecord | None = None
+    old: RoutingRecord | None = None
+    top: TopTokens | None = None
+    top_old: TokenRows | None = None
+
+    @property
+    def top_rows(self) -> dict[str, TokenRows]:
+        """The rows of tokens, by the names that they have in a trace."""
+        if self.top is None:
+            return {}
+        found = dict(zip(TOP, (self.top.id_rows, self.top.logp_rows, self.top_old), strict=True))
+        return {name: rows for name, rows in found.items() if rows is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +183,7 @@ class Trace:
         """
         responses = rollouts.responses
         lengths = [len(r.tokens) for r in responses]
-        mu, old, top, top_old_BTK = rollouts.experts, scores.natural, rollouts.top, scores.logp_top_BTK
+        mu, old, top = rollouts.experts, scores.natural, rollouts.top
         known = mu if mu is not None else old
         version_A = torch.cat([r.version_T for r in responses])
         tokens = torch.cat([torch.cat([torch.tensor(r.prompt.tokens), r.tokens.cpu()]) for r in responses]).int()
@@ -186,7 +205,7 @@ class Trace:
             temperature=rollouts.temperature,
             top_ids=None if top is None else top.ids.cpu(),
             top_logp_mu=None if top is None else top.logp.cpu(),
-            top_logp_old=None if top is None or top_old_BTK is None else _pack(top_old_BTK, lengths),
+            top_logp_old=None if top is None or scores.logp_top is None else scores.logp_top.values.cpu(),
             # One version of all tokens needs no column.
             versions=version_A.int() if len(version_A.unique()) > 1 else None,
             old_pass=old_pass,
@@ -218,16 +237,17 @@ class Trace:
         offsets = self.offsets - torch.arange(len(self.offsets))
         return RoutingRecord(narrowed(experts, self.num_experts), offsets, self.layer_numbers, self.num_experts)
 
-    def save(self, path: Path, mu: RoutingRecord | None = None, old: RoutingRecord | None = None) -> None:
+    def save(self, path: Path, apart: Apart | None = None) -> None:
         """Writes the trace as one safetensors file, whole or not at all.
 
-        `mu` and `old`: the experts of a trace that was made without them; of records that are not in this process, a
-        part is here at a time. Raises ValueError where they are not of the trace's rows.
+        `apart`: what a trace was made without; of what is not in this process, a part is here at a time. Raises
+        ValueError where it is not of the trace's rows.
         """
+        apart = Apart() if apart is None else apart
         given = self._given(*(f.name for f in fields(self) if f.name not in METADATA))
         tensors: dict[str, Tensor | Blocks] = dict(given)
         layer_numbers, num_experts = self.layer_numbers, self.num_experts
-        for name, record in (("experts_mu", mu), ("experts_old", old)):
+        for name, record in (("experts_mu", apart.mu), ("experts_old", apart.old)):
             if record is None:
                 continue
             if record.num_rows_B != (self.offsets.diff() - 1).tolist():
@@ -235,6 +255,10 @@ class Trace:
             shape = (sum(record.num_rows_B), len(record.layer_numbers), record.num_slots)
             tensors[name] = Blocks(shape, index_dtype(record.num_experts), record.blocks)
             layer_numbers, num_experts = record.layer_numbers, record.num_experts
+        for name, rows in apart.top_rows.items():
+            if not torch.equal(rows.offsets.diff(), self.offsets.diff() - self.num_prompt):
+                raise ValueError(f"{name}: expected a row per response token of {len(self)} responses")
+            tensors[name] = Blocks((int(rows.offsets[-1]), rows.width), rows.dtype, rows.blocks)
         metadata = {"schema": SCHEMA, "version": VERSION, "step": str(self.step)}
         if layer_numbers:
             metadata["layer_numbers"] = ",".join(str(n) for n in layer_numbers)

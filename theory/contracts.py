@@ -24,6 +24,7 @@ from theory.rollouts import Draw, Prompt, Response, Rollouts, Sampling, TokenBat
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
+from theory.top_tokens import TokenRows
 
 if TYPE_CHECKING:
     from theory.objectives import Objective
@@ -35,7 +36,7 @@ class TokenScores:
 
     `experts` are the experts that the pass used, `natural` those that its live router logits would have chosen; the
     two are the same record unless the pass replayed or predicted. `features` holds (h_old, p_old) on the requested
-    rows. `logp_top_BTK` is log old of the rollouts' likeliest tokens, where they have them; `router_scores` has, on
+    rows. `logp_top` is log old of the rollouts' likeliest tokens, where they have them; `router_scores` has, on
     every row, the log-scores of the experts that the plan names (`RoutingPlan.scored`) in the place of logits.
     `sum_squares_BT` is sum_v old(v)^2 of the distribution that each token was scored under, in (0, 1].
     """
@@ -45,7 +46,7 @@ class TokenScores:
     experts: RoutingRecord | None = None
     natural: RoutingRecord | None = None
     features: RouterFeatures | None = None
-    logp_top_BTK: Float[Tensor, "B T K"] | None = None
+    logp_top: TokenRows | None = None
     router_scores: RouterFeatures | None = None
     sum_squares_BT: Float[Tensor, "B T"] | None = None
 
@@ -55,7 +56,7 @@ class MiniBatch:
     """The inputs of one gradient update. `index` counts from 0 within the global step; `num_minibatches` is N.
 
     `logp_ref_BT` is present where the objective has a KL penalty, `features` where the predictor learns,
-    `logp_old_top_BTK` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
+    `logp_old_top` where the rollouts have mu's likeliest tokens, `router_shift_BT` where the objective scales
     ratios by it. `advantages_BT` are advantages per token, where the objective has them; they replace `advantages_B`,
     which is then the response's reward less its group's mean.
     """
@@ -67,7 +68,7 @@ class MiniBatch:
     num_minibatches: int
     features: RouterFeatures | None = None
     logp_ref_BT: Float[Tensor, "B T"] | None = None
-    logp_old_top_BTK: Float[Tensor, "B T K"] | None = None
+    logp_old_top: TokenRows | None = None
     router_shift_BT: Float[Tensor, "B T"] | None = None
     advantages_BT: Float[Tensor, "B T"] | None = None
 

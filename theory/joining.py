@@ -104,22 +104,15 @@ def _features(each: Sequence[Parts], sampling: Sampling) -> RouterFeatures | Non
 
 def _top(each: Sequence[Parts]) -> TopTokens | None:
     """mu's likeliest tokens of every part; an observation's rows have probability 0."""
-    some = each[0].parts[0][0].top
-    if some is None:
+    if each[0].parts[0][0].top is None:
         return None
-    ids, logp = [], []
+    placed, lengths = [], []
     for parts in each:
-        last, last_i = parts.parts[-1]
-        num = last.responses[last_i].num_tokens - len(parts.prompt.tokens)
-        ids_TK = some.ids.new_zeros(num, some.ids.shape[1])
-        logp_TK = some.logp.new_full(ids_TK.shape, -torch.inf)
+        own = []
         for rollouts, i in parts.parts:
-            response = rollouts.responses[i]
-            start = len(response.prompt.tokens) - len(parts.prompt.tokens)
             assert rollouts.top is not None, "a later part lacks the likeliest tokens that the first one has"
-            found = rollouts.top.rows(i)
-            ids_TK[start : start + len(response.tokens)], logp_TK[start : start + len(response.tokens)] = found
-        ids.append(ids_TK)
-        logp.append(logp_TK)
-    offsets = offsets_of([len(rows) for rows in ids])
-    return TopTokens(torch.cat(ids), torch.cat(logp), offsets, some.vocab_size)
+            own.append((rollouts.top, i, len(rollouts.responses[i].prompt.tokens) - len(parts.prompt.tokens)))
+        last, last_i = parts.parts[-1]
+        placed.append(own)
+        lengths.append(last.responses[last_i].num_tokens - len(parts.prompt.tokens))
+    return TopTokens.placed(placed, lengths)

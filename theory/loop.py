@@ -154,7 +154,7 @@ def take(
     # A mini-batch is padded to its own longest response, not the batch's.
     T = selected.padded().is_response_BT.shape[1]
     teacher = old.teacher if learns(index) else None
-    top_BTK = old.scores.logp_top_BTK
+    logp_top = old.scores.logp_top
     return MiniBatch(
         rollouts=selected,
         logp_old_BT=old.scores.logp_BT[chosen][:, :T],
@@ -163,5 +163,5 @@ def take(
         num_minibatches=num,
         features=None if teacher is None else teacher.select(chosen),
         logp_ref_BT=None if old.logp_ref_BT is None else old.logp_ref_BT[chosen][:, :T],
-        logp_old_top_BTK=None if top_BTK is None else top_BTK[chosen][:, :T],
+        logp_old_top=None if logp_top is None else logp_top.select(chosen),
     )

@@ -123,7 +123,7 @@ class Response:
 class TokenBatch:
     """Rollouts as right-padded tensors: response position t is sequence position num_prompt + t.
 
-    `temperature` is that of the rollouts. `top_ids_BTK` and `top_logp_mu_BTK` are mu's likeliest tokens (TopTokens).
+    `temperature` is that of the rollouts. mu's likeliest tokens stay packed: they may lie in other processes.
     """
 
     tokens_BS: Int[Tensor, "B S"]
@@ -132,8 +132,7 @@ class TokenBatch:
     is_response_BT: Bool[Tensor, "B T"]
     logp_mu_BT: Float[Tensor, "B T"]
     temperature: float = 1.0
-    top_ids_BTK: Int[Tensor, "B T K"] | None = None
-    top_logp_mu_BTK: Float[Tensor, "B T K"] | None = None
+    top: TopTokens | None = None
 
     @property
     def predicting_row_BT(self) -> Int[Tensor, "B T"]:
@@ -162,9 +161,9 @@ class TokenBatch:
             return self
         prompt_b, tokens_b = self.num_prompt_B[indices], self.num_tokens_B[indices]
         S, T = int(tokens_b.max()), int((tokens_b - prompt_b).max())
-        top = (None if x_BTK is None else x_BTK[indices, :T] for x_BTK in (self.top_ids_BTK, self.top_logp_mu_BTK))
+        top = None if self.top is None else self.top.select(indices)
         of_tokens = self.is_response_BT[indices, :T], self.logp_mu_BT[indices, :T]
-        return TokenBatch(self.tokens_BS[indices, :S], prompt_b, tokens_b, *of_tokens, self.temperature, *top)
+        return TokenBatch(self.tokens_BS[indices, :S], prompt_b, tokens_b, *of_tokens, self.temperature, top)
 
 
 @dataclass(frozen=True)
@@ -265,7 +264,7 @@ def _token_batch(responses: Sequence[Response], temperature: float, top: TopToke
         _padded([r.is_response for r in responses], length_B),
         _padded([r.logp_mu for r in responses], length_B),
         temperature,
-        *((None, None) if top is None else top.padded()),
+        top,
     )
 
 

@@ -135,7 +135,7 @@ class TopLog:
         order = torch.argsort((b_n * len(self._rows) + t_n)[is_there_n])
         whole = TopTokens.concat(self._steps)
         ids, logp = whole.ids[is_there_n][order], whole.logp[is_there_n][order]
-        return TopTokens(ids, logp, offsets_of(lengths_B.tolist()), self.vocab_size)
+        return TopTokens.packed(ids, logp, offsets_of(lengths_B.tolist()), self.vocab_size)
 
 
 @dataclass

@@ -139,7 +139,7 @@ def _deepest(forest: Forest, prompts: Sequence[Prompt], dtype: torch.dtype, temp
     )
     num = len(responses) * T
     # All V tokens as the "likeliest" ones of every position: a pass then scores the whole distribution.
-    top = TopTokens(
+    top = TopTokens.packed(
         torch.arange(V).repeat(num, 1), torch.zeros(num, V, dtype=dtype), offsets_of([T] * len(responses)), V
     )
     return Rollouts(responses, temperature=temperature, top=top)
@@ -276,8 +276,9 @@ def _scored(
     """log old of every edge, the old pass, and the map from a policy to the one whose gradients are taken."""
     rewards_PG = torch.zeros(1, len(rolled))  # an old pass does not read them
     old = old_pass(0, algorithm, learner, Collected(rolled, rewards_PG, {}), seed)
-    assert old.scores.logp_top_BTK is not None, "the deepest responses were scored without all tokens"
-    logp_old = [old.scores.logp_top_BTK[owner_n, t].double() for t, owner_n in enumerate(owners(forest))]
+    assert old.scores.logp_top is not None, "the deepest responses were scored without all tokens"
+    logp_BTV = old.scores.logp_top.padded().double()
+    logp_old = [logp_BTV[owner_n, t] for t, owner_n in enumerate(owners(forest))]
     if algorithm.passes.gradient == "natural":
         return logp_old, old, lambda policy: policy
     return logp_old, old, _once(lambda policy: moe(policy).routed(old.gradient))

@@ -27,6 +27,7 @@ from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
 from theory.routing.predictor import PredictorSettings, PredictorTrainer, fold
 from theory.routing.replay import NaturalRouting, ReplayContext
+from theory.top_tokens import TokenRows
 
 
 class SandboxTrainingEngine:
@@ -85,8 +86,7 @@ class SandboxTrainingEngine:
         whole = rollouts.padded()
         B, T = whole.is_response_BT.shape
         logp_BT, entropy_BT, squares_BT = (self.model.norm.new_zeros(B, T) for _ in range(3))
-        logp_top_BTK = None if rollouts.top is None else logp_BT.new_zeros(B, T, rollouts.top.ids.shape[1])
-        seen = BatchRoutes()
+        seen, logp_top = BatchRoutes(), list[TokenRows]()
         keeps = self._keeps(rollouts, plan)
         # `held` packs weights for whole passes, which take no gradients: a pass with a graph cannot use them.
         with torch.set_grad_enabled(keeps), nullcontext() if keeps else self.model.held():
@@ -99,13 +99,15 @@ class SandboxTrainingEngine:
                 logp_BT[own] = forward.logp_BT.detach()
                 assert forward.entropy_BT is not None and forward.sum_squares_BT is not None
                 entropy_BT[own], squares_BT[own] = forward.entropy_BT, forward.sum_squares_BT
-                if logp_top_BTK is not None and forward.logp_top_BTK is not None:
-                    logp_top_BTK[own] = forward.logp_top_BTK.detach()
+                if forward.logp_top_BTK is not None:
+                    lengths_b = batch.num_tokens_B - batch.num_prompt_B
+                    logp_top.append(TokenRows.packed(forward.logp_top_BTK.detach(), lengths_b))
                 # Only now is the context closed: leaving it checks that every MoE layer was routed.
                 seen.add(context)
                 self._kept = Kept(rollouts.responses, forward, context) if keeps else None
         router_scores = RouterFeatures.concat(seen.scores) if seen.scores else None
-        return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), logp_top_BTK, router_scores, squares_BT)
+        top = TokenRows.concat(logp_top) if logp_top else None
+        return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), top, router_scores, squares_BT)
 
     def score_reference(self, rollouts: Rollouts) -> Float[Tensor, "B T"]:
         """log pi_ref of every sampled token, under the weights that this engine was built with, naturally routed."""
@@ -285,10 +287,10 @@ class SandboxTrainingEngine:
 
 def _top(forward: Forward, minibatch: MiniBatch, chosen: Sequence[int]) -> Top | None:
     """mu's likeliest tokens of a micro-batch under all policies; None if the rollouts have none."""
-    pi_BTK, mu_BTK, record = forward.logp_top_BTK, forward.batch.top_logp_mu_BTK, minibatch.rollouts.top
-    if pi_BTK is None or mu_BTK is None or record is None or minibatch.logp_old_top_BTK is None:
+    pi_BTK, mu, old = forward.logp_top_BTK, forward.batch.top, minibatch.logp_old_top
+    if pi_BTK is None or mu is None or old is None:
         return None
-    return Top(pi_BTK, minibatch.logp_old_top_BTK[chosen, : pi_BTK.shape[1]], mu_BTK, record.is_complete)
+    return Top(pi_BTK, old.select(chosen).padded(), mu.logp_rows.padded(), mu.is_complete)
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -103,9 +103,11 @@ def forward_pass(
             entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
             squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
         found.entropy_BT, found.sum_squares_BT = entropy_BT, squares_BT
-    if batch.top_ids_BTK is not None:
-        logp_nK = all_logp_nV.gather(-1, batch.top_ids_BTK[b_n, t_n])
-        found.logp_top_BTK = logp_nK.new_zeros(batch.top_ids_BTK.shape).index_put((b_n, t_n), logp_nK)
+    if batch.top is not None:
+        # The rows are those of the packed tokens, in their order.
+        logp_nK = all_logp_nV.gather(-1, batch.top.ids.long())
+        size = (*exists_BT.shape, logp_nK.shape[1])
+        found.logp_top_BTK = logp_nK.new_zeros(size).index_put((b_n, t_n), logp_nK)
     return found
 
 

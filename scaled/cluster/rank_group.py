@@ -1,8 +1,9 @@
 """Megatron ranks in Ray actors that hold one model: they score sampled tokens and export weights.
 
-Every rank gets the whole batch, once, through the object store, works on its own share and returns its part. Pure
-functions turn the parts into the values that theory's contract promises. Ranks wait for each other in collectives, so
-the death of one ends the group: RankDied, and the caller starts another group.
+Every rank gets the whole batch, once, through the object store, works on its own share and returns its part; of routes,
+features and mu's likeliest tokens it gets the places, and fetches what its share needs. Pure functions turn the parts
+into the values that theory's contract promises. Ranks wait for each other in collectives, so the death of one ends the
+group: RankDied, and the caller starts another group.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scaled.cluster.actors import ActorGroup
 from scaled.cluster.buckets import Bucket, Staging
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.storing import pack_apart, unpack_apart
+from scaled.cluster.storing import KINDS, pack_apart, unpack_apart
 from scaled.cluster.transfer import Meter, Parcel, pack, unpack
 from scaled.cluster.weights import Convert, StoredTensors, converted
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
@@ -189,10 +190,10 @@ class ScoringGroup(ActorGroup):
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))
-        # Two values: the answer, which is fetched here, and the routes, which stay in the object store.
-        refs = [actor.call.options(num_returns=2).remote(method, parcel) for actor in self.actors]
-        answers = self._gather(method, [answer for answer, _ in refs])
-        return [unpack_apart(answers[i], [stored], self, i) for i, (_, stored) in enumerate(refs)]
+        # The answer, which is fetched here, and its largest tensors, which stay in the object store.
+        refs = [actor.call.options(num_returns=1 + KINDS).remote(method, parcel) for actor in self.actors]
+        answers = self._gather(method, [answer for answer, *_ in refs])
+        return [unpack_apart(answers[i], stored, self, i) for i, (_, *stored) in enumerate(refs)]
 
     def _merged(self, streams: list[Any]) -> Iterator[tuple[Any, int]]:
         """Buckets from whichever rank has one ready: waiting for one rank would stall the collective of the others.

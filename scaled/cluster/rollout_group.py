@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-import torch
 from torch import Tensor
 
 from scaled.cluster.engine_actor import BuildEngine
@@ -27,11 +26,9 @@ from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.cluster.weights import Convert, StoredTensors, stored, unchanged
 from scaled.pieces import HEARD_AFTER, Cut, Handout, PromptPiece, in_groups, in_pieces, in_shares
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
-from theory.routing.packed_rows import offsets_of, ranges
-from theory.top_tokens import TopTokens
 
 STORED_PARTS = 32
-"""The most objects that store the routes of one engine's whole share (`in_shares`): a rank fetches only those with
+"""The most objects of each kind that store one engine's whole share (`in_shares`): a rank fetches only those with
 responses of its own. Other pieces are small, and have one."""
 
 
@@ -156,8 +153,9 @@ class RolloutGroup(EngineCalls):
         ended, num_unfinished = unpack_apart(parcel, stored, self, i)
         num_bytes = parcel.num_bytes
         for _, answer in ended:
-            # Routes and features lie in objects of their own, and the parcel has only their places.
+            # These lie in objects of their own, and the parcel has only their places.
             num_bytes += 0 if answer.experts is None else answer.experts.nbytes
+            num_bytes += 0 if answer.top is None else answer.top.num_bytes
             num_bytes += answer.features.nbytes if isinstance(answer.features, StoredFeatures) else 0
         self.meter.add("transfer/rollout_bytes", float(num_bytes))
         return ended, num_unfinished
@@ -225,9 +223,7 @@ def cut_short(rollouts: Rollouts, most: int) -> Rollouts:
         assert isinstance(experts, StoredRecord), "engines send their routes apart"
         # The last token was never an input: it has no row.
         experts = experts.beginnings([response.num_tokens - 1 for response in responses])
-    if top is not None:
-        where = ranges(top.offsets[:-1], torch.tensor(kept))
-        top = TopTokens(top.ids[where], top.logp[where], offsets_of(kept), top.vocab_size)
+    top = None if top is None else top.beginnings(kept)
     return Rollouts(responses, experts, None, rollouts.temperature, top)
 
 

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from scaled.cluster.sources import RankGroup, Source, columns
-from scaled.cluster.stretches import Stretches, by_source
+from scaled.cluster.sources import Source, columns
+from scaled.cluster.stretches import InStretches, Stretches, by_source, in_blocks, own_sources
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import offsets_of, place, ranges
 from theory.routing.record import MISSING, RoutingRecord
-
-BLOCK_BYTES = 2**22
-"""Most bytes of ids at once, in the driver as it writes a record and in actors as they compare; a response with more is
-a block of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +31,7 @@ class RouteSource(Source):
     missing: Int[Tensor, " _"]
 
 
-class StoredRecord(RoutingRecord):
+class StoredRecord(InStretches, RoutingRecord):
     """A routing record whose ids are stored elsewhere; each access to `experts` fetches all of them into this process.
 
     slots: K and the dtype of the ids. stretches: the place of every row in `sources`.
@@ -49,20 +46,14 @@ class StoredRecord(RoutingRecord):
         num_experts: int,
         slots: tuple[int, torch.dtype],
     ):
-        # Keep only the sources with rows here, and renumber them: an unused reference would keep its object in memory.
-        used = stretches.source_S.unique()
-        number_of = torch.zeros(len(sources), dtype=torch.int64)
-        number_of[used] = torch.arange(len(used))
-        # Not by the dataclass's own __init__, which would check the ids; their makers have checked them.
-        own = {
-            "sources": tuple(sources[i] for i in used.tolist()),
-            "stretches": replace(stretches, source_S=number_of[stretches.source_S]),
-            "offsets": offsets,
-            "layer_numbers": layer_numbers,
-            "num_experts": num_experts,
-            "slots": slots,
-        }
-        self.__dict__.update(own)
+        self._keep(
+            sources,
+            stretches,
+            offsets=offsets,
+            layer_numbers=layer_numbers,
+            num_experts=num_experts,
+            slots=slots,
+        )
 
     sources: tuple[RouteSource, ...]
     stretches: Stretches
@@ -97,21 +88,6 @@ class StoredRecord(RoutingRecord):
         """The rows of response b, fetched."""
         return self.select([b]).experts
 
-    def select(self, indices: Sequence[int]) -> StoredRecord:
-        """The record of these responses, in this order."""
-        which = self._which(list(indices))
-        return self._begun(which, self.offsets.diff()[which])
-
-    def beginnings(self, num_rows_B: Sequence[int]) -> StoredRecord:
-        """The record of the first so many rows of each response."""
-        return self._begun(torch.arange(len(self)), torch.tensor(num_rows_B, dtype=torch.int64))
-
-    def _begun(self, which_Q: Int[Tensor, " Q"], num_Q: Int[Tensor, " Q"]) -> StoredRecord:
-        zeros_Q = torch.zeros_like(num_Q)
-        places = torch.arange(len(which_Q)), zeros_Q
-        stretches = self.stretches.taken(len(self), which_Q, (zeros_Q, num_Q), places)
-        return self._of(self.sources, stretches, num_Q.tolist())
-
     def compared(self, other: RoutingRecord, count: Callable[[Tensor, Tensor], RouteCounts]) -> RouteCounts:
         """`count` of both records' ids, made by the actors that made this record, each on its own rows and layers."""
         group = self._group
@@ -121,37 +97,27 @@ class StoredRecord(RoutingRecord):
         parts: list[RouteCounts] = []
         rows: list[Tensor] = []
         for home, found in enumerate(group.ask(compare_own, self, other, count)):
-            # The actor went through its sources in the order of `_own`, as this process does.
-            rows += [self._rows(own) for _, own in _own(self, home)]
+            # The actor went through its sources in the order of `own_sources`, as this process does.
+            rows += [self._rows(own) for _, own in own_sources(self, home)]
             parts += found
         # A row has a count per set of layers; `placed` adds them.
         return RouteCounts.concat(parts).placed(torch.cat(rows), int(self.offsets[-1]))
 
     def blocks(self) -> Iterator[Int[Tensor, "rows L K"]]:
         """All ids in the order of rows, some responses at a time, sent by the actors that made them."""
-        group, num_B = self._group, self.offsets.diff()
+        group = self._group
         if group is None:
             yield self.experts
             return
-        for indices in in_blocks(num_B, self.nbytes // max(1, int(self.offsets[-1]))):
-            some = self.select(indices.tolist())
+        for some, sent in self._blocks(group, self.nbytes // max(1, int(self.offsets[-1]))):
             out_RLK = some._missing(int(some.offsets[-1]), some.layer_numbers)
-            for home, found in enumerate(group.ask(send_own, some)):
-                for (source, own), ids_RLK in zip(_own(some, home), found, strict=True):
-                    out_RLK[some._rows(own)[:, None], columns(some.layer_numbers, source.layer_numbers)] = ids_RLK
+            for source, rows_R, ids_RLK in sent:
+                out_RLK[rows_R[:, None], columns(some.layer_numbers, source.layer_numbers)] = ids_RLK
             yield out_RLK
-
-    @property
-    def _group(self) -> RankGroup | None:
-        return self.sources[0].owner.group if self.sources else None
 
     def _all(self) -> tuple[Tensor, Tensor, Tensor]:
         num_B = self.offsets.diff()
         return torch.arange(len(self)), torch.zeros_like(num_B), num_B
-
-    def _rows(self, stretches: Stretches) -> Int[Tensor, " R"]:
-        """The numbers of the packed rows of this record that these stretches of it hold."""
-        return ranges(self.offsets[stretches.response_S] + stretches.first_S, stretches.num_S)
 
     def _missing(self, num_rows: int, layers: Sequence[int]) -> Tensor:
         return torch.full((num_rows, len(layers), self.slots[0]), MISSING, dtype=self.slots[1])
@@ -175,42 +141,27 @@ class StoredRecord(RoutingRecord):
                 out_RLK[place_R[:, None], columns(layers, shared)] = ids_RLK
         return out_RLK
 
-    def _of(self, sources: tuple[RouteSource, ...], stretches: Stretches, num_rows_B: Sequence[int]) -> StoredRecord:
+    def _of(self, sources: Sequence[Any], stretches: Stretches, num_rows_B: Sequence[int]) -> StoredRecord:
         return StoredRecord(
-            sources, stretches, offsets_of(num_rows_B), self.layer_numbers, self.num_experts, self.slots
+            tuple(sources), stretches, offsets_of(num_rows_B), self.layer_numbers, self.num_experts, self.slots
         )
 
     def _followed_by(self, others: Sequence[RoutingRecord]) -> RoutingRecord:
-        shift, placed = 0, []
-        for record in (self, *others):
-            placed.append((record, range(shift, shift + len(record)), 0))
-            shift += len(record)
-        return self._assembled(placed, [n for record in (self, *others) for n in record.num_rows_B])
+        return self._joined(others)
 
     def _spliced(self, stretches_B: Sequence[Sequence[tuple[RoutingRecord, int, int]]]) -> RoutingRecord:
-        asked: dict[int, list[tuple[int, int, int, int]]] = {}
-        records: dict[int, StoredRecord] = {}
         lengths: dict[int, list[int]] = {}
-        num_rows_B = []
-        for b, stretches in enumerate(stretches_B):
-            at = 0
+        parts_B, num_rows_B = [], []
+        for stretches in stretches_B:
+            at, parts = 0, []
             for record, i, start in stretches:
-                # Keyed by identity: turns of many responses lie in the same few records, and each is taken from once.
-                assert isinstance(record, StoredRecord), "all turns are of the same engines"
-                if id(record) not in records:
-                    records[id(record)], lengths[id(record)] = record, record.num_rows_B
-                asked.setdefault(id(record), []).append((i, start, b, at))
+                if id(record) not in lengths:
+                    lengths[id(record)] = record.num_rows_B
+                parts.append((record, i, start, at))
                 at += lengths[id(record)][i] - start
+            parts_B.append(parts)
             num_rows_B.append(at)
-        sources: list[RouteSource] = []
-        parts = []
-        for key, record in records.items():
-            which, start, response, at = torch.tensor(asked[key]).unbind(1)
-            rows = start, record.offsets.diff()[which]
-            taken = record.stretches.taken(len(record), which, rows, (response, at))
-            parts.append(replace(taken, source_S=taken.source_S + len(sources)))
-            sources += record.sources
-        return self._of(tuple(sources), Stretches.concat(parts), num_rows_B)
+        return self._put(parts_B, num_rows_B)
 
     def _assembled(
         self, parts: Sequence[tuple[RoutingRecord, Sequence[int], int]], num_rows_B: Sequence[int]
@@ -254,18 +205,12 @@ class StoredRecord(RoutingRecord):
                 raise ValueError(f"expected one route of {place(row, self.offsets)}, layer {layer}, got {got}")
 
 
-def _own(record: StoredRecord, home: int) -> list[tuple[RouteSource, Stretches]]:
-    """The sources that this actor made, each with its stretches."""
-    parts = zip(record.sources, by_source(record.stretches, len(record.sources)), strict=True)
-    return [(source, own) for source, own in parts if source.owner.home == home]
-
-
 def compare_own(
     record: StoredRecord, other: StoredRecord, count: Callable[[Tensor, Tensor], RouteCounts], home: int
 ) -> list[RouteCounts]:
     """`count` of the other record's ids and this actor's own, for each of its sources; some responses at a time."""
     found = []
-    for source, own in _own(record, home):
+    for source, own in own_sources(record, home):
         ids_RLK = source.tensor()
         row_bytes = max(1, ids_RLK[:1].nbytes)
         parts = []
@@ -278,20 +223,4 @@ def compare_own(
     return found
 
 
-def send_own(record: StoredRecord, home: int) -> list[Tensor]:
-    """The ids of the record's rows in each source of this actor's."""
-    return [source.tensor()[ranges(own.start_S, own.num_S)] for source, own in _own(record, home)]
-
-
-def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tensor, " _"]]:
-    """The numbers 0..N - 1 in consecutive blocks whose rows have at most BLOCK_BYTES, or of one number."""
-    first = 0
-    total = num_rows.cumsum(0) * row_bytes
-    while first < len(num_rows):
-        before = int(total[first - 1]) if first else 0
-        stop = max(first + 1, int(torch.searchsorted(total, before + BLOCK_BYTES, right=True)))
-        yield torch.arange(first, stop)
-        first = stop
-
-
-__all__ = ["BLOCK_BYTES", "RouteSource", "StoredRecord"]
+__all__ = ["RouteSource", "StoredRecord"]

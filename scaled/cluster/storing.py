@@ -1,7 +1,8 @@
-"""Values of actors, packed so that their largest tensors stay in the object store: routes and router features.
+"""Values of actors, packed so that their largest tensors stay in the object store: routes, router features, and mu's
+likeliest tokens with log old of them.
 
 The sender puts these tensors into objects of their own, beside the parcel of the rest. In the receiver's value a
-`StoredRecord` or `StoredFeatures` has their references.
+`StoredRecord`, `StoredFeatures` or `StoredTokenRows` has their references.
 """
 
 from __future__ import annotations
@@ -19,23 +20,29 @@ from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.routes import RouteSource, StoredRecord
 from scaled.cluster.sources import Owner, RankGroup, Source
 from scaled.cluster.stretches import Stretches
+from scaled.cluster.token_rows import StoredTokenRows
 from scaled.cluster.transfer import Hole, Parcel, pack, shares, unpack
 from theory.contracts import Rollouts
 from theory.oversampling import Backlog
 from theory.routing.features import RouterFeatures
 from theory.routing.record import MISSING, RoutingRecord
+from theory.top_tokens import TokenRows
+
+KINDS = 2
+"""Objects for each share of the responses: one has routes and features, the other rows of tokens. A rank that replays
+none of mu's routes fetches the second alone."""
 
 Put = Callable[[int, Tensor, tuple[int, ...]], tuple[Any, str, Any, tuple[int, ...]]]
-"""(number of the object, tensor (rows, L, X), its layers) -> the fields of its `Source`."""
+"""(number of the object, tensor (rows, L, X) or (rows, K), its layers) -> the fields of its `Source`."""
 
 
 def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
-    """The value as a parcel, and its largest tensors in `num` buckets, each of some responses.
+    """The value as a parcel, and its largest tensors in KINDS * `num` buckets, each of some responses.
 
-    The value then has a stored record, or stored features, in the place of each; the receiver's `unpack_apart` says
-    where the tensors are.
+    The value then has a stored record, stored features or stored rows in the place of each; the receiver's
+    `unpack_apart` says where the tensors are.
     """
-    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(num)]
+    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(KINDS * num)]
 
     def put(number: int, tensor: Tensor, layers: tuple[int, ...]) -> tuple[Any, str, Any, tuple[int, ...]]:
         name = str(len(tensors[number]))
@@ -43,12 +50,14 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
         # The sender has no reference yet: its bucket becomes an object when the call returns.
         return Hole("stored", number), name, Hole("owner", 0), layers
 
-    def stand_in(found: Any) -> StoredRecord | StoredFeatures | None:
+    def stand_in(found: Any) -> StoredRecord | StoredFeatures | StoredTokenRows | None:
         # The exact type: what is stored already, a subclass, travels as its references.
         if type(found) is RoutingRecord:
             return _record_apart(found, num, put)
         if type(found) is RouterFeatures:
             return _features_apart(found, num, put)
+        if type(found) is TokenRows:
+            return _tokens_apart(found, num, put)
         return None
 
     parcel = pack(value, stand_in)
@@ -59,21 +68,34 @@ def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
 
 
 def _record_apart(found: RoutingRecord, num: int, put: Put) -> StoredRecord:
-    sources, stretches = [], []
+    sources = []
     for number, (low, high) in enumerate(shares(len(found), num)):
-        start, stop = int(found.offsets[low]), int(found.offsets[high])
-        ids_RLK = found.experts[start:stop]
+        ids_RLK = found.experts[int(found.offsets[low]) : int(found.offsets[high])]
         # Found where the ids are, so that the driver counts missing rows without fetching any.
         missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
         sources.append(RouteSource(*put(number, ids_RLK, found.layer_numbers), missing))
-        own = torch.arange(low, high)
-        num_S = found.offsets.diff()[own]
-        stretches.append(
-            Stretches(torch.full_like(own, number), own, torch.zeros_like(own), found.offsets[own] - start, num_S)
-        )
     slots = found.num_slots, found.experts.dtype
-    whole = Stretches.concat(stretches)
+    whole = _in_shares(found.offsets, num)
     return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
+
+
+def _tokens_apart(found: TokenRows, num: int, put: Put) -> StoredTokenRows:
+    sources = []
+    for number, (low, high) in enumerate(shares(len(found), num)):
+        own_AK = found.values[int(found.offsets[low]) : int(found.offsets[high])]
+        sources.append(Source(*put(num + number, own_AK, ())))  # they are of no layer
+    columns = found.width, found.dtype
+    return StoredTokenRows(sources, _in_shares(found.offsets, num), found.offsets, columns, found.fill)
+
+
+def _in_shares(offsets: Tensor, num: int) -> Stretches:
+    """A stretch for each response, in `num` sources of some responses each."""
+    parts = []
+    for number, (low, high) in enumerate(shares(len(offsets) - 1, num)):
+        own = torch.arange(low, high)
+        start_S, num_S = offsets[own] - offsets[low], offsets.diff()[own]
+        parts.append(Stretches(torch.full_like(own, number), own, torch.zeros_like(own), start_S, num_S))
+    return Stretches.concat(parts)
 
 
 def _features_apart(found: RouterFeatures, num: int, put: Put) -> StoredFeatures:
@@ -96,7 +118,8 @@ def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: 
 
 
 def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
-    """The backlog with its routes in the object store, as those of `group` are that its responses are joined with.
+    """The backlog with its routes and likeliest tokens in the object store, as those of `group` are with which its
+    responses are joined.
 
     The group's first actor counts as their maker.
     """
@@ -110,8 +133,8 @@ def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
 def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
     """The same for rollouts, or None."""
     packed: Any = pack_apart(rollouts)
-    parcel, bucket = packed
-    return unpack_apart(parcel, [ray.put(bucket)], group, 0)
+    parcel, *stored = packed
+    return unpack_apart(parcel, [ray.put(bucket) for bucket in stored], group, 0)
 
 
-__all__ = ["pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]
+__all__ = ["KINDS", "pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]

@@ -50,9 +50,9 @@ class MicroBatch:
 
     Response token n is at (response_n, position_n) of the (b, T) tensors and is predicted by row `rows_n` of the
     flattened (S, b) hidden states of context-parallel rank `rank_n`, S being that rank's positions, of `width` in all.
-    It is the first of `targets_nJ`; mu's likeliest tokens follow where the rollouts have them. T is `num_positions`:
-    the longest response of the batch, or, under a token budget, of these, as b T would exceed the budget otherwise.
-    `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
+    It is the first of `targets_nJ`; on the last stage mu's likeliest tokens follow where the rollouts have them. T is
+    `num_positions`: the longest response of the batch, or, under a token budget, of these, as b T would exceed the
+    budget otherwise. `num_rows_b` are the routing rows without padding; logits are divided by `temperature`.
     """
 
     indices: tuple[int, ...]
@@ -153,8 +153,9 @@ def _micro_batch(batch: TokenBatch, slot: Slot, layout: Layout, is_budgeted: boo
     # Row s reads token s and predicts token s + 1.
     row_n = num_prompt_b[response_n] + position_n - 1
     targets_nJ = batch.tokens_BS[indices][response_n, row_n + 1][:, None]
-    if batch.top_ids_BTK is not None:
-        targets_nJ = torch.cat([targets_nJ, batch.top_ids_BTK[indices][response_n, position_n]], dim=1)
+    if batch.top is not None and layout.is_last_stage:  # no other stage scores, or fetches them
+        # The rows of these responses, packed, are those of `exists_bT`.
+        targets_nJ = torch.cat([targets_nJ, batch.top.id_rows.select(indices).values.long()], dim=1)
     positions_CQ = context_positions(width, layout.cp_size)
     # argsort inverts the permutation: the place of each position when ranks' positions stand one after the other.
     place_n = positions_CQ.flatten().argsort()[row_n]

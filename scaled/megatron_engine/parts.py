@@ -21,6 +21,7 @@ from theory.objectives import combine_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import ReplayContext
+from theory.top_tokens import TokenRows
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TokenPart:
     logp_bT: Float[Tensor, "b T"]
     entropy_bT: Float[Tensor, "b T"] | None = None
     sum_squares_bT: Float[Tensor, "b T"] | None = None
-    logp_top_bTK: Float[Tensor, "b T K"] | None = None
+    logp_top: TokenRows | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +176,11 @@ def assemble_logp(parts: Sequence[ScorePart]) -> Float[Tensor, "B T"]:
 
 def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
     """The old pass of the whole batch. Raises ValueError where the parts leave a response, row or layer out."""
-    tokens, top_BTK = _tokens(parts), _top(parts)
+    tokens, logp_top = _tokens(parts), _top(parts)
     logp_BT, entropy_BT, squares_BT = (tokens[name] for name in ("logp_bT", "entropy_bT", "sum_squares_bT"))
     routes = [route for part in parts for route in part.routes]
     if not routes:
-        return TokenScores(logp_BT, entropy_BT, logp_top_BTK=top_BTK, sum_squares_BT=squares_BT)
+        return TokenScores(logp_BT, entropy_BT, logp_top=logp_top, sum_squares_BT=squares_BT)
     sizes = parts[0].sizes
     used = _record(sizes, routes, [route.used for route in routes])
     if all(route.natural is None for route in routes):
@@ -188,7 +189,7 @@ def assemble_scores(parts: Sequence[ScorePart]) -> TokenScores:
         natural = _record(sizes, routes, [route.natural for route in routes])
     features = local_features(sizes, routes)
     router_scores = _features(sizes, routes, [route.scores for route in routes])
-    return TokenScores(logp_BT, entropy_BT, used, natural, features, top_BTK, router_scores, squares_BT)
+    return TokenScores(logp_BT, entropy_BT, used, natural, features, logp_top, router_scores, squares_BT)
 
 
 def assemble_stats(parts: Sequence[UpdatePart]) -> UpdateStats:
@@ -231,17 +232,16 @@ def _tokens(parts: Sequence[ScorePart] | Sequence[UpdatePart]) -> dict[str, Tens
     return whole
 
 
-def _top(parts: Sequence[ScorePart]) -> Tensor | None:
-    """log p of mu's likeliest tokens, 0 after a response's end; None if the rollouts have none."""
-    tokens = [(token.indices, token.logp_top_bTK) for part in parts for token in part.tokens]
-    sizes, width = parts[0].sizes, next((top.shape[2] for _, top in tokens if top is not None), 0)
-    if width == 0:
+def _top(parts: Sequence[ScorePart]) -> TokenRows | None:
+    """log p of mu's likeliest tokens; None if the rollouts have none."""
+    tokens = [token for part in parts for token in part.tokens]
+    found = [token.logp_top for token in tokens if token.logp_top is not None]
+    if not found:
         return None
-    top_BTK = torch.zeros(len(sizes.num_rows_B), sizes.num_positions, width)
-    for indices, top_bTK in tokens:
-        assert top_bTK is not None, "all parts belong to one batch"
-        top_BTK[list(indices), : top_bTK.shape[1]] = top_bTK
-    return top_BTK
+    assert len(found) == len(tokens), "all parts belong to one batch"
+    # Each response is in one part (`_tokens`): the places of 0, 1, .. among them.
+    order = torch.tensor([i for token in tokens for i in token.indices]).argsort()
+    return TokenRows.concat(found).select(order.tolist())
 
 
 def _record(sizes: BatchSizes, routes: Sequence[RoutePart], records: Sequence[RoutingRecord | None]) -> RoutingRecord:

@@ -31,8 +31,10 @@ from scaled.megatron_engine.parts import RoutePart, TokenPart, route_parts
 from scaled.megatron_engine.replay import ChunkReplay, in_flight, local_plan
 from scaled.megatron_engine.scoring import ResponseHead
 from scaled.megatron_engine.weights import load_hf
+from theory.routing.packed_rows import offsets_of
 from theory.routing.passes import RoutingPlan
 from theory.routing.replay import ReplayContext
+from theory.top_tokens import TokenRows
 
 Loss = Callable[[MicroBatch, Float[Tensor, "b T"], Float[Tensor, "b T K"] | None], Float[Tensor, ""]]
 """A micro-batch's share of the loss that a gradient pass minimises, from log pi of the sampled tokens and, where the
@@ -176,24 +178,26 @@ class Policy:
     def _score(self, this: _Pass, micro: MicroBatch, scores_1n: Tensor) -> tuple[Tensor, Tensor, dict]:
         """Megatron's loss function on the last stage: (loss, no tokens to divide by, nothing to report)."""
         (entropy_n, squares_n), logp_n = scores_1n[0, :, :2].detach().unbind(1), scores_1n[0, :, 2]
-        logp_nK = scores_1n[0, :, 3:]
         size = (len(micro.indices), micro.num_positions)
         where = (micro.response_n, micro.position_n)
         logp_bT = logp_n.new_zeros(size).index_put(where, logp_n)
-        logp_bTK = None
-        if logp_nK.shape[1] > 0:
-            logp_bTK = logp_n.new_zeros((*size, logp_nK.shape[1])).index_put(where, logp_nK)
+        logp_nK = scores_1n[0, :, 3:] if scores_1n.shape[2] > 3 else None
         if self.layout.is_reporter and micro.indices:
             part = TokenPart(micro.indices, logp_bT.detach().cpu())
             if this.loss is None:
                 entropy_bT = entropy_n.new_zeros(size).index_put(where, entropy_n).cpu()
                 squares_bT = squares_n.new_zeros(size).index_put(where, squares_n).cpu()
-                top_bTK = None if logp_bTK is None else logp_bTK.cpu()
-                part = replace(part, entropy_bT=entropy_bT, sum_squares_bT=squares_bT, logp_top_bTK=top_bTK)
+                part = replace(part, entropy_bT=entropy_bT, sum_squares_bT=squares_bT)
+                if logp_nK is not None:
+                    offsets = offsets_of(torch.bincount(micro.response_n, minlength=size[0]).tolist())
+                    part = replace(part, logp_top=TokenRows(logp_nK.detach().cpu().contiguous(), offsets))
             this.result.tokens.append(part)
         no_tokens = torch.zeros((), dtype=torch.int, device=logp_n.device)
         if this.loss is None:
             return logp_n.sum(), no_tokens, {}
+        logp_bTK = None
+        if logp_nK is not None:
+            logp_bTK = logp_n.new_zeros((*size, logp_nK.shape[1])).index_put(where, logp_nK)
         # An empty micro-batch runs backward too, since other ranks wait for this one in collectives.
         loss = this.loss(micro, logp_bT, logp_bTK) if micro.indices else scores_1n[..., 2:].sum()
         # Three values: of a pair, Megatron divides the loss by the number of micro-batches.

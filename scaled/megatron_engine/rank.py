@@ -8,7 +8,7 @@ Papers: MiniRL (arXiv 2512.01374) Eq. 5, R3 (2510.11370) Eq. 8 and 9, Pr2 (2606.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,7 +180,7 @@ class _ObjectiveLoss:
             m.advantages_B[list(micro.indices)].to(logp_bT.device),
             is_response_bT,
             logp_ref_BT=None if m.logp_ref_BT is None else own(m.logp_ref_BT),
-            top=None if logp_top_bTK is None else self._top(logp_top_bTK, own),
+            top=None if logp_top_bTK is None else self._top(logp_top_bTK, micro),
             router_shift_BT=None if m.router_shift_BT is None else own(m.router_shift_BT),
             advantages_BT=None if m.advantages_BT is None else own(m.advantages_BT),
             totals=self._totals,
@@ -189,18 +189,18 @@ class _ObjectiveLoss:
         self.values.append(output.objective.detach().cpu())
         return -output.objective
 
-    def _top(self, logp_top_bTK: Tensor, own: Callable[[Tensor], Tensor]) -> Top:
+    def _top(self, logp_top_bTK: Tensor, micro: MicroBatch) -> Top:
         """Log-probs of mu's likeliest tokens of a micro-batch under pi, old and mu."""
-        record, old_BTK, mu_BTK = (
-            self._minibatch.rollouts.top,
-            self._minibatch.logp_old_top_BTK,
-            self._batch.top_logp_mu_BTK,
-        )
-        if record is None or old_BTK is None or mu_BTK is None:
+        record, old = self._minibatch.rollouts.top, self._minibatch.logp_old_top
+        if record is None or old is None:
             raise ValueError(
                 "expected log pi_old of mu's likeliest tokens in a mini-batch whose rollouts have them, got none"
             )
-        return Top(logp_top_bTK, own(old_BTK), own(mu_BTK), record.is_complete)
+        old_bTK, mu_bTK = (
+            rows.select(micro.indices).padded(micro.num_positions).to(logp_top_bTK.device)
+            for rows in (old, record.logp_rows)
+        )
+        return Top(logp_top_bTK, old_bTK, mu_bTK, record.is_complete)
 
 
 __all__ = ["MegatronRank"]

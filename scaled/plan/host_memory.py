@@ -104,7 +104,8 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
 
     Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
     predictor, and mu's likeliest tokens with log pi_old are whole on every machine of ranks, once, in memory that its
-    ranks share. The driver's own copy of tokens, on its machine, is not counted; of features and scores it has none.
+    ranks share; engines keep what they sampled of the tokens, too. The driver's own copy of the sampled tokens, on its
+    machine, is not counted; of features, scores and likeliest tokens it has none.
     Router logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines
     of the ranks that made them, and so do pi's router scores.
     """
@@ -137,7 +138,18 @@ def _of_step(
         # Mu's, as its routes, where the rollout is predicted; else old's.
         is_of_mu = algorithm.passes.rollout == "predicted"
         parts["router features"] = math.ceil(size * (_of_mu(machine, config) if is_of_mu else machine.has_ranks))
+    if algorithm.objective.num_top > 0:
+        parts["mu's likeliest tokens"] = _likeliest_tokens(machine, config, shape, length)
     return parts | (_of_ranks(config, shape, length, has_updates) if machine.has_ranks else {})
+
+
+def _likeliest_tokens(machine: Machine, config: ScaledRun, shape: ModelShape, length: int) -> int:
+    """Bytes of mu's likeliest tokens, counted as its routes, and of log old of them, whole on machines of ranks."""
+    algorithm = config.algorithm.build()
+    num_top, T = algorithm.objective.num_top, min(algorithm.max_tokens, length)
+    of_mu = payloads.top_token_bytes(shape, num_top, in_progress.responses_in_progress(config) * T)
+    of_old = 4 * min(num_top, shape.vocab_size) * algorithm.num_prompts * algorithm.num_responses * T
+    return math.ceil(_of_mu(machine, config) * of_mu) + of_old * machine.has_ranks
 
 
 def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bool) -> dict[str, int]:
@@ -157,10 +169,6 @@ def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bo
         # Without the version that engines hold, which every run keeps in the store for an engine's replacement.
         waiting = (config.schedule.steps_off - 1) * engine_memory.engine_weights(config, shape)
         parts["weights that wait for engines"] = -(-waiting // num_machines)
-    num_top, tokens = algorithm.objective.num_top, responses * min(algorithm.max_tokens, length)
-    if num_top > 0 and has_updates:  # they travel with every pass, and do not stay
-        old = 4 * min(num_top, shape.vocab_size) * tokens
-        parts["mu's likeliest tokens"] = payloads.top_token_bytes(shape, num_top, tokens) + old
     num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
     # Of weights that come from a GPU or are quantised; the memory is kept from push to push.
     parts["buckets that ranks keep"] = num_ranks * engine_memory.bucket_bytes(config, shape)

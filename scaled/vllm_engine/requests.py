@@ -143,7 +143,7 @@ def top_tokens(requests: Sequence[Request], num: int, vocab_size: int) -> TopTok
     pairs = [pair for request in requests for position in request.top for pair in position]
     ids = torch.tensor([token for token, _ in pairs], dtype=id_dtype(vocab_size)).view(-1, num)
     logp = torch.tensor([logp for _, logp in pairs], dtype=torch.float32).view(-1, num)
-    return TopTokens(ids, logp, offsets_of([len(request.top) for request in requests]), vocab_size)
+    return TopTokens.packed(ids, logp, offsets_of([len(request.top) for request in requests]), vocab_size)
 
 
 def check_tokens(sequences: Sequence[Sequence[int]], field_name: str, longest: int, vocab_size: int) -> None:

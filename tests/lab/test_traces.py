@@ -18,7 +18,7 @@ from lab.records import RecordError, RunFolder
 from lab.traces import SCHEMA, Trace
 from theory.contracts import Prompt, Response, Rollouts, TokenScores
 from theory.routing.payloads import pack_record
-from theory.top_tokens import TopTokens
+from theory.top_tokens import TokenRows, TopTokens
 
 LAYERS = (1, 2, 5)
 E, K = 20, 3
@@ -154,7 +154,7 @@ def with_top(k: int = 4) -> Trace:
     generator = torch.Generator().manual_seed(1)
     top = TopTokens.of(torch.randn(10, 99, generator=generator).log_softmax(-1), k, torch.tensor([0, 4, 10]))
     old_BTK = -torch.rand(2, 6, k, generator=generator)
-    scores = replace(scores, logp_top_BTK=old_BTK)
+    scores = replace(scores, logp_top=TokenRows.packed(old_BTK, torch.tensor([4, 6])))
     trace = Trace.of(replace(rollouts, top=top), scores, torch.tensor([1.0, 0.0]), step=7)
     assert trace.top_logp_old is not None
     assert torch.equal(trace.top_logp_old, torch.cat([old_BTK[0, :4], old_BTK[1]]))

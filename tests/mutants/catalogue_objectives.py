@@ -314,8 +314,8 @@ OBJECTIVES = (
         (
             Edit(
                 "theory.top_tokens:TopTokens.of",
-                "TopTokens(ids.to(id_dtype(V)), logp, offsets, V)",
-                "TopTokens(ids.sort(1).values.to(id_dtype(V)), logp, offsets, V)",
+                "TopTokens.packed(ids.to(id_dtype(V)), logp, offsets, V)",
+                "TopTokens.packed(ids.sort(1).values.to(id_dtype(V)), logp, offsets, V)",
             ),
         ),
         "the_record_is_mu",

@@ -3,7 +3,8 @@
 `python -m tests.scaled.driver_bench`: every size in a fresh process. Two ranks and an engine are real Ray actors that
 compute nothing: they answer with random tokens of full length, and with nothing else (a dense model) or with what real
 ones record under a replay mode: routes of 48 layers and 8 slots, as Qwen3-30B has them, and router features on a few
-rows of each response. `--stored` prints the bytes in the object store, by mode.
+rows of each response. Under score centering (`centred`, without replay) they record mu's 20 likeliest tokens at every
+position, too. `--stored` prints the bytes in the object store, by kind.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from theory.routing.passes import RoutingPlan
 from theory.routing.payloads import pack_record
 from theory.routing.record import RoutingRecord
 from theory.streams import stream
+from theory.top_tokens import TokenRows, TopTokens, id_dtype
 
 FACTORS = (1, 2, 4, 8)
 PROMPTS, RESPONSES, TOKENS = 8, 8, 256
@@ -53,11 +55,12 @@ PROMPTS, RESPONSES, TOKENS = 8, 8, 256
 STORED_PROMPTS = 2
 """Enough for `--stored`: what Ray adds to a record is no hundredth of it."""
 LAYERS, SLOTS, EXPERTS, WIDTH = 48, 8, 128, 2048
+TOP, VOCABULARY = 20, 151_936
 STEPS, MINIBATCHES = 3, 2
 POSITIONS = 4
 """Feature rows of a response: 221 KB each."""
 
-Kind = Literal["dense", "R2", "R3", "Pr2", "Pr3"]
+Kind = Literal["dense", "centred", "R2", "R3", "Pr2", "Pr3"]
 KINDS: tuple[Kind, ...] = ("dense", "R3", "Pr2")
 """Those of the table."""
 
@@ -76,6 +79,13 @@ def features(rollouts: Rollouts, rows: Sequence[Tensor], with_hidden: bool) -> R
     hidden = torch.zeros(sum(sizes), LAYERS, WIDTH, dtype=torch.bfloat16) if with_hidden else None
     logits = torch.zeros(sum(sizes), LAYERS, EXPERTS)
     return RouterFeatures(torch.cat(list(rows)), offsets_of(sizes), hidden, logits, tuple(range(LAYERS)))
+
+
+def likeliest(rollouts: Rollouts, num: int) -> TopTokens:
+    """The same `num` tokens at every position."""
+    lengths = [len(response.tokens) for response in rollouts.responses]
+    ids = torch.arange(num, dtype=id_dtype(VOCABULARY)).repeat(sum(lengths), 1)
+    return TopTokens.packed(ids, torch.full(ids.shape, -3.0), offsets_of(lengths), VOCABULARY)
 
 
 class IdleEngine(OneByOne):
@@ -104,7 +114,8 @@ class IdleEngine(OneByOne):
         if sampling.num_features > 0:
             rows = draw_sampling_rows(rollouts.padded().sampling_rows_B, sampling.num_features, draws)
             made = features(rollouts, rows, with_hidden=True)
-        return Rollouts(responses, routes(rollouts, sampling.seed), made)
+        top = likeliest(rollouts, sampling.num_top) if sampling.num_top > 0 else None
+        return Rollouts(responses, routes(rollouts, sampling.seed), made, top=top)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         return [torch.zeros(len(s) - 1) for s in sequences]
@@ -124,10 +135,13 @@ class IdleRank:
         is_natural = self.kind == "dense" or plan.source == "natural"
         used = natural if is_natural else routes(rollouts.select(own), 3)
         made = self._features(rollouts, plan, own, with_hidden=plan.keep_hidden)
-        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, natural, made)
+        top = None if rollouts.top is None else _here(rollouts.top.select(own).logp_rows)  # as if old were mu
+        return TokenScores(logp_bT, torch.zeros_like(logp_bT), used, natural, made, top)
 
     def update(self, minibatch: MiniBatch, objective: Objective, plan: RoutingPlan) -> UpdateStats:
         own = self._own(minibatch.rollouts)
+        if minibatch.logp_old_top is not None:
+            _here(minibatch.logp_old_top.select(own))
         record = routes(minibatch.rollouts.select(own), 2) if self.kind != "dense" else None
         made = self._features(minibatch.rollouts, plan, own, with_hidden=False)
         return UpdateStats({"actor/grad_norm": 1.0}, minibatch.logp_old_BT[own], record, made)
@@ -155,8 +169,13 @@ class IdleRank:
         return list(range(*shares(len(rollouts), self.num_ranks)[self.rank]))
 
 
+def _here(rows: TokenRows) -> TokenRows:
+    """The same rows, fetched into this process."""
+    return TokenRows(rows.values, rows.offsets)
+
+
 def _concat(parts: Sequence[Any]) -> Any:
-    """The records or features of all ranks together; None where no rank has any."""
+    """The records, features or rows of all ranks together; None where no rank has any."""
     found = [part for part in parts if part is not None]
     return type(found[0]).concat(found) if found else None
 
@@ -164,7 +183,8 @@ def _concat(parts: Sequence[Any]) -> Any:
 def _scores(parts: Sequence[TokenScores]) -> TokenScores:
     logp_BT, entropy_BT = (torch.cat([getattr(p, name) for p in parts]) for name in ("logp_BT", "entropy_BT"))
     used, natural = _concat([p.experts for p in parts]), _concat([p.natural for p in parts])
-    return TokenScores(logp_BT, entropy_BT, used, natural, _concat([p.features for p in parts]))
+    made, top = _concat([p.features for p in parts]), _concat([p.logp_top for p in parts])
+    return TokenScores(logp_BT, entropy_BT, used, natural, made, top)
 
 
 def _stats(parts: Sequence[UpdateStats]) -> UpdateStats:
@@ -177,6 +197,13 @@ class IdleSession(Session):
     """A session whose ranks and engine compute nothing."""
 
     kind: Kind = "R3"
+    own: OwnMemory | None = None
+    trained = 0
+    """The largest RssAnon until the end of training, in kB, where `own` is there."""
+
+    def close(self) -> None:
+        super().close()
+        IdleSession.trained = 0 if self.own is None else self.own.most
 
     def ranks(self) -> TrainingGroup:
         assembly = Assembly(_scores, lambda parts: parts[0], _stats)
@@ -193,12 +220,14 @@ class IdleSession(Session):
 
 def config(folder: Path, num_prompts: int, kind: Kind) -> ScaledRun:
     """A run of some steps, without evaluations, traces and checkpoints in between."""
+    is_centred = kind == "centred"
+    mode = "none" if is_centred or kind == "dense" else kind
     raw = {
         "name": "driver", "backend": "scaled", "num_steps": STEPS, "output": str(folder / "runs"),
         "task": {"kind": "arithmetic", "num_held_out": 8}, "model": {"path": str(folder / "model")},
         "algorithm": {
-            "objective": {"preset": "minirl"},
-            "replay": {"mode": "none" if kind == "dense" else kind, "predictor": {"num_positions": POSITIONS}},
+            "objective": {"preset": "minirl"} | ({"centering": "top_k", "centering_k": TOP} if is_centred else {}),
+            "replay": {"mode": mode, "predictor": {"num_positions": POSITIONS}},
             "batch": {"num_prompts": num_prompts, "num_responses": RESPONSES, "num_minibatches": MINIBATCHES},
             "sampling": {"max_tokens": TOKENS},
         },
@@ -252,10 +281,13 @@ class Stored:
 
 
 def one(num_prompts: int, kind: Kind) -> dict[str, float]:
-    """Peak MB of this process before and after a run, and of its own pages alone; MB of mu's record in a batch."""
+    """Peak MB of this process before and after a run; of its own pages alone, in the run and until its report is
+    written; MB of mu's record in a batch.
+    """
     with tempfile.TemporaryDirectory() as name:
         save_model(Path(name) / "model")
-        (own := OwnMemory()).start()
+        IdleSession.own = own = OwnMemory()
+        own.start()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         row = run(Path(name), num_prompts, kind)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -265,6 +297,7 @@ def one(num_prompts: int, kind: Kind) -> dict[str, float]:
         "before": before * 1024 / 1e6,
         "peak": peak * 1024 / 1e6,
         "own": own.most * 1024 / 1e6,
+        "trained": IdleSession.trained * 1024 / 1e6,
         "record": record / 1e6,
     }
 
@@ -325,6 +358,6 @@ if __name__ == "__main__":
     parser.add_argument("--stored", action="store_true")
     words = parser.parse_args()
     if words.stored:
-        print(json.dumps(stored("R2", "R3", "Pr2", "Pr3")))
+        print(json.dumps(stored("R2", "R3", "Pr2", "Pr3", "centred")))
     else:
         print(main() if words.one is None else json.dumps(one(words.one * PROMPTS, words.kind)))

@@ -174,8 +174,8 @@ def compare(name: str, ranks: list[dict[str, Any]], theirs: dict[str, Any]) -> R
     for num, b in theirs["olds"].items():
         if num:
             a = assemble_scores([part["tops"][num] for part in parts])
-            assert a.logp_top_BTK is not None and b.logp_top_BTK is not None
-            logp = max(logp, (a.logp_top_BTK - b.logp_top_BTK).abs().max().item())
+            assert a.logp_top is not None and b.logp_top is not None
+            logp = max(logp, (a.logp_top.values - b.logp_top.values).abs().max().item())
     for key in parts[0]["objectives"]:
         expected, gradients = theirs["objectives"][key]
         got = assemble_stats([part["objectives"][key][0] for part in parts]).metrics["actor/objective"]

@@ -172,9 +172,9 @@ def minibatches(rollouts: Rollouts, old: TokenScores, replay: RoutingPlan) -> li
         part = rollouts.select(chosen)
         T = max(len(r.tokens) for r in part.responses)
         features = None if index == 0 or old.features is None else old.features.select(chosen)
-        top_BTK = None if old.logp_top_BTK is None else old.logp_top_BTK[chosen, :T]
+        logp_top = None if old.logp_top is None else old.logp_top.select(chosen)
         minibatch = MiniBatch(
-            part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features, logp_old_top_BTK=top_BTK
+            part, old.logp_BT[chosen, :T], advantages_B[chosen], index, 2, features, logp_old_top=logp_top
         )
         made.append((minibatch, replace(replay, keep_hidden=False).select(chosen)))
     return made

@@ -1,4 +1,5 @@
-"""Bytes in the object store in a step, beside the plan's count: records and features of Qwen3-30B's size."""
+"""Bytes in the object store in a step, beside the plan's count, and the driver's own: records, features and likeliest
+tokens of Qwen3-30B's size."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +19,27 @@ from tests.scaled.ray_marks import RAY
 pytestmark = RAY
 
 
+def printed(*words: str) -> dict[str, Any]:
+    """What the bench prints last."""
+    command = [sys.executable, "-m", driver_bench.__name__, *words]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+def test_the_driver_has_no_likeliest_tokens() -> None:
+    """Beside the same routes, those of the largest batch add less than half of their 31 MB to its own pages in
+    training, the last trace included."""
+    factor = driver_bench.FACTORS[-1]
+    own = {kind: printed("--one", str(factor), "--kind", kind)["trained"] for kind in ("R3", "centred")}
+    tokens = factor * driver_bench.PROMPTS * driver_bench.RESPONSES * driver_bench.TOKENS
+    assert own["centred"] - own["R3"] < driver_bench.TOP * (4 + 4 + 4) * tokens / 1e6 / 2, own
+
+
 def test_the_object_store_holds_what_is_counted() -> None:
     """In every replay mode, after the last update and after the push, to 2%: mu's routes, old's own and, where it
-    replays or predicts, those that it used, pi's until the push, and the features of each."""
-    words = [sys.executable, "-m", driver_bench.__name__, "--stored"]
-    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    found = json.loads(printed.splitlines()[-1])
-    assert list(found) == ["R2", "R3", "Pr2", "Pr3"]
+    replays or predicts, those that it used, pi's until the push, and the features of each; under score centering mu's
+    likeliest tokens, with log old."""
+    found = printed("--stored")
+    assert list(found) == ["R2", "R3", "Pr2", "Pr3", "centred"]
     for kind, measured in found.items():
         config = driver_bench.config(Path("unused"), driver_bench.STORED_PROMPTS, kind)
         for place, count in (("update", most_stored_bytes), ("push", stored_bytes)):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.cluster import routes, sources
+from scaled.cluster import sources, stretches
 from scaled.cluster.routes import StoredRecord
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
@@ -135,7 +135,7 @@ def test_metrics_of_ranks_are_those_of_one_process(seed: int, rows: list[int], n
 
 def test_what_comes_back_is_numbers_of_rows_not_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two whole numbers a row from each stage, also where ranks compare a response at a time."""
-    monkeypatch.setattr(routes, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(stretches, "BLOCK_BYTES", 1)
     group, mu, old = HereGroup(4), draw_record(0, [400, 300, 5]), draw_record(1, [400, 300, 5])
     stored_mu, stored_old = travelled(mu, 2, HereGroup(1)), of_ranks(old, group)
     assert routing_metrics(stored_mu, stored_old) == routing_metrics(mu, old)
@@ -145,7 +145,7 @@ def test_what_comes_back_is_numbers_of_rows_not_ids(monkeypatch: pytest.MonkeyPa
 def test_blocks_are_whole_responses_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they are the record; each is within the bound, or one response."""
     row_bytes = len(LAYERS) * SLOTS
-    monkeypatch.setattr(routes, "BLOCK_BYTES", 10 * row_bytes)
+    monkeypatch.setattr(stretches, "BLOCK_BYTES", 10 * row_bytes)
     rows = [3, 3, 4, 1, 12, 0, 9, 2]
     here = draw_record(3, rows)
     for stored in (of_ranks(here, HereGroup(4)), travelled(here, 3, HereGroup(1))):

@@ -67,7 +67,9 @@ def test_likeliest_tokens_are_the_sandbox_s(engine, temperature):
         assert torch.equal(ids.sort(1).values, torch.arange(world.VOCABULARY, dtype=torch.int16).expand_as(ids))
         assert torch.equal(logp[ids == response.tokens[:, None]], response.logp_mu)
     for rollouts in (some, all_):
-        old_BTK, mu_BTK = world.trainer_scores(world.model(), rollouts).logp_top_BTK, rollouts.padded().top_logp_mu_BTK
+        old_BTK, mu_BTK = (
+            rows.padded() for rows in (world.trainer_scores(world.model(), rollouts).logp_top, rollouts.top.logp_rows)
+        )
         on_BT = rollouts.padded().is_response_BT
         assert ((old_BTK - mu_BTK)[on_BT].abs() <= TOLERANCE / temperature).all()
 

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 
 from scaled.cluster.buckets import Bucket, buckets
 from scaled.cluster.rank_group import ScoringGroup
-from scaled.cluster.storing import pack_apart, unpack_apart
+from scaled.cluster.storing import KINDS, pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.config import LimitsBlock
 from scaled.model_shape import load_shape
@@ -74,8 +74,8 @@ class Alone:
 
 def made(maker: Any) -> Any:
     """A record of that actor's, as the driver holds it."""
-    parcel, stored = maker.make.options(num_returns=2).remote()
-    return unpack_apart(ray.get(parcel), [stored], Alone(), 0)["record"]
+    parcel, *stored = maker.make.options(num_returns=1 + KINDS).remote()
+    return unpack_apart(ray.get(parcel), stored, Alone(), 0)["record"]
 
 
 def used(node: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from theory.contracts import Prompt, Response, Rollouts, Sampling
 from theory.streams import stream
-from theory.top_tokens import TopTokens, id_dtype
+from theory.top_tokens import TokenRows, TopTokens, id_dtype
 from theory.turns import roll_out
 
 V, END = 9, 1
@@ -84,8 +84,10 @@ def test_packed_rows_come_back_from_select_concat_and_padding() -> None:
     assert top.num_bytes == 7 * 4 * (2 + 4)
     with pytest.raises(ValueError, match=r"expected one \(tokens, vocabulary\) in all parts"):
         TopTokens.concat([top, TopTokens.of(logp, 5, torch.tensor([0, 7]))])
-    with pytest.raises(ValueError, match="expected 7 rows"):
-        replace(top, ids=top.ids[:6])
+    with pytest.raises(ValueError, match="got 7 of 4 and 7 of 3"):
+        replace(top, logp_rows=TokenRows(top.logp[:, :3], top.offsets))
+    with pytest.raises(ValueError, match="offsets that rise from 0 to 6 rows"):
+        TopTokens.packed(top.ids[:6], top.logp, top.offsets, V)
 
 
 def test_ids_are_as_narrow_as_the_vocabulary_allows() -> None:

@@ -38,15 +38,20 @@ def selected_rows(
 
     Raises ValueError for a response that does not exist.
     """
-    num = offsets.shape[0] - 1
-    # Checked, as indexing would take a negative number from the end.
-    for b in indices:
-        if not 0 <= b < num:
-            raise ValueError(f"expected a response in [0, {num}), got {b}")
-    which = torch.tensor(indices, dtype=torch.int64, device=offsets.device)
+    which = checked(offsets, indices)
     starts_B, num_rows_B = offsets[which], offsets.diff()[which]
     # offsets[:1] is the leading 0, in the offsets' own type and on their device.
     return ranges(starts_B, num_rows_B), torch.cat([offsets[:1], num_rows_B.cumsum(0)])
+
+
+def checked(offsets: Int[Tensor, " B_plus_1"], indices: Sequence[int]) -> Int[Tensor, " _"]:
+    """These numbers of responses; ValueError for a response that does not exist."""
+    num = offsets.shape[0] - 1
+    # Indexing would take a negative number from the end.
+    for b in indices:
+        if not 0 <= b < num:
+            raise ValueError(f"expected a response in [0, {num}), got {b}")
+    return torch.tensor(list(indices), dtype=torch.int64, device=offsets.device)
 
 
 def ranges(starts_B: Int[Tensor, " B"], num_B: Int[Tensor, " B"]) -> Int[Tensor, " R"]:

@@ -51,8 +51,8 @@ def test_the_trainer_scores_the_record_in_every_micro_batch() -> None:
     exists_BT = rollouts.padded().is_response_BT
     for size in (128, 5):
         scores = worlds.training_engine(worlds.model(), micro_batch_size=size).score(rollouts, NATURAL)
-        assert scores.logp_top_BTK is not None
-        assert torch.equal(scores.logp_top_BTK[exists_BT], mu_BTK[exists_BT])
+        assert scores.logp_top is not None
+        assert torch.equal(scores.logp_top.padded()[exists_BT], mu_BTK[exists_BT])
 
 
 @pytest.mark.parametrize("centering", ["full", "top_k"])
@@ -67,7 +67,7 @@ def test_an_update_on_equal_engines_is_that_without_centering(centering: str) ->
             scores = engine.score(rollouts, NATURAL)
             batch = MiniBatch(
                 rollouts, scores.logp_BT, torch.linspace(-1, 1, len(rollouts)), 0, 1,
-                logp_old_top_BTK=scores.logp_top_BTK,
+                logp_old_top=scores.logp_top,
             )  # fmt: skip
             stats = engine.update(batch, replace(preset("reinforce"), centering=chosen), NATURAL)
             gradients = torch.cat([p.grad.flatten() for p in engine.parameters if p.grad is not None])

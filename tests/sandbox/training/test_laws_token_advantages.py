@@ -24,8 +24,8 @@ def test_the_old_pass_reports_the_sum_of_squares(temperature: float) -> None:
     natural = RoutingPlan("natural")
     found = [worlds.training_engine(worlds.model(), micro_batch_size=n).score(rollouts, natural) for n in (128, 3)]
     exists = rollouts.padded().is_response_BT
-    assert found[0].logp_top_BTK is not None and found[0].sum_squares_BT is not None
-    expected = torch.where(exists, found[0].logp_top_BTK.exp().square().sum(-1), 0.0)  # all of the vocabulary
+    assert found[0].logp_top is not None and found[0].sum_squares_BT is not None
+    expected = torch.where(exists, found[0].logp_top.padded().exp().square().sum(-1), 0.0)  # all of the vocabulary
     torch.testing.assert_close(found[0].sum_squares_BT, expected)
     assert torch.equal(found[0].sum_squares_BT, found[1].sum_squares_BT)
 
