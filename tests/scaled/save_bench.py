@@ -2,7 +2,7 @@
 
 `python -m tests.scaled.save_bench [ROUNDS] [--replicated]`: two Megatron-core ranks in Ray actors train a random model
 of 0.1 billion weights in bf16; both ways take turns, after a round that is not counted. Ranks share the optimizer
-states, which every save then gathers; with `--replicated` each has all of them.
+states, and each writes its own; with `--replicated` each has all of them, and the first writes.
 """
 
 from __future__ import annotations
