@@ -95,7 +95,7 @@ def _pieces(
     for part in _parts(whole):
         # A part is a view of the parameter (`_parts`): its own first element says where it is.
         assert part.data is not None
-        first = part.data.storage_offset() - parameter.storage_offset()
+        first = int(part.data.storage_offset() - parameter.storage_offset())
         begin, end = max(start, first), min(stop, first + part.data.numel())
         if begin >= end:
             continue
