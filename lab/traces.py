@@ -70,7 +70,7 @@ METADATA = ("step", "layer_numbers", "num_experts", "texts", "temperature", "old
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """What other processes may hold of a step: experts of mu and old, mu's likeliest tokens, and log old of them."""
+    """Records of a step that other processes may hold: experts, mu's likeliest tokens, and log old of these."""
 
     mu: RoutingRecord | None = None
     old: RoutingRecord | None = None

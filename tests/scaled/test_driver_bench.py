@@ -20,7 +20,7 @@ pytestmark = RAY
 
 
 def printed(*words: str) -> dict[str, Any]:
-    """What the bench prints last."""
+    """The last line that the bench prints, as JSON."""
     command = [sys.executable, "-m", driver_bench.__name__, *words]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
