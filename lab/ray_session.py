@@ -257,16 +257,17 @@ def _refusal(place: str, seconds: float) -> str | None:
 
 
 def _first_answer_in_time(host: str, port: int) -> bytes:
-    """The same; TimeoutError after CONNECT_S, however many addresses the host has and however slow their name is."""
+    """`_first_answer`, or TimeoutError after CONNECT_S, however many addresses the host's name has or however long its
+    resolution takes."""
     found: queue.Queue[bytes | OSError] = queue.Queue()
 
     def ask() -> None:
         try:
             found.put(_first_answer(host, port))
-        except (OSError, UnicodeError) as error:  # a name may be none
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host that cannot be a name
             found.put(error if isinstance(error, OSError) else OSError(str(error)))
 
-    # A thread that nobody waits for: nothing ends the system's search for a name.
+    # Nobody waits for the thread, since the system's resolution of a name cannot be ended.
     threading.Thread(target=ask, daemon=True).start()
     try:
         answer = found.get(timeout=CONNECT_S)

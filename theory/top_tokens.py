@@ -1,6 +1,6 @@
 """The likeliest tokens of mu at every sampled position: the recorded part of its distribution.
 
-`TokenRows` are numbers at every position: the tokens' ids, log mu and log old of them.
+`TokenRows` has numbers for every position: the ids of these tokens, their log mu, or their log old.
 
 Letters: A all response-part tokens of the B responses, packed; K tokens of each position; T positions of the padded
 batch. Source of the use: score centering (arXiv 2609.20807).
@@ -56,7 +56,7 @@ class TokenRows:
         return int(self.offsets[-1]) * self.width * self.dtype.itemsize
 
     def rows(self, b: int) -> Shaped[Tensor, "_T _K"]:
-        """Those of response b."""
+        """The rows of response b."""
         return self.values[int(self.offsets[b]) : int(self.offsets[b + 1])]
 
     def select(self, indices: Sequence[int]) -> TokenRows:
@@ -82,7 +82,7 @@ class TokenRows:
 
     @staticmethod
     def placed(parts_B: Sequence[Sequence[tuple[TokenRows, int, int]]], num_rows_B: Sequence[int]) -> TokenRows:
-        """Response b has, for each (rows, i, at), those of response i from its row `at` on, and else the filling."""
+        """Response b has, for each (rows, i, at), those of response i from row `at` on, and the filling elsewhere."""
         return parts_B[0][0][0]._placed(parts_B, num_rows_B)
 
     def _placed(self, parts_B: Sequence[Sequence[tuple[TokenRows, int, int]]], num_rows_B: Sequence[int]) -> TokenRows:

@@ -29,7 +29,7 @@ NUMBERS = ("KL x N", "KL x length x N")
 def lengths(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     """One line per run on sums: digits, gap, remedy, seed, FIRST, area and whether pi's accuracy collapsed.
 
-    Rows whose arm has changed its config since are left out, and runs of which nobody knows whether they collapsed.
+    Rows whose arm has changed its config since are left out, and so are runs whose collapse is not known.
     """
     arms = {sums(*place).name: place for place in SUMS}
     found = []

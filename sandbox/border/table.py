@@ -52,7 +52,7 @@ def runs(rows: Mapping[str, Row], regime: Regime) -> pd.DataFrame:
     `collapse` is the update (not the global step) from which a collapsed run stays low, nan for the others. `clipped`
     is the share of early windows whose mean gradient norm is above the threshold. A run belongs to the place whose
     config it has, whichever claim's arm it was made for. Rows whose arm has changed its config since are left out, and
-    runs that nobody evaluated or that were never right: whether they collapsed is not known.
+    so are runs that were never evaluated or never right, whose collapse is not known.
     """
     return _runs(rows, regime, _place_of_arm(regime), lambda arm: arm)
 

@@ -191,8 +191,8 @@ def by_node(
     Neighbours then share machines as far as possible: pipeline stages, replicas, EP groups larger than a machine.
     """
     own = nodes[:num_units]
-    # First the machines with most bundles: one that has few, as others use its GPUs, would shift groups off the full
-    # ones. Among equals, the order of their first bundle.
+    # First the machines with the most bundles: one with few, whose other GPUs are taken, would shift groups off the
+    # full ones. Among equals, the order of their first bundle.
     order = sorted(range(num_units), key=lambda b: (-own.count(own[b]), own.index(own[b]), b))
     return {
         actor: replace(place, bundle=order[place.bundle]) if place.bundle < num_units else place

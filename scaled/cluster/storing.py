@@ -118,8 +118,8 @@ def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: 
 
 
 def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
-    """The backlog with its routes and likeliest tokens in the object store, as those of `group` are with which its
-    responses are joined.
+    """The backlog with its routes and likeliest tokens in the object store, like those of `group`, with which
+    its responses are joined.
 
     The group's first actor counts as their maker.
     """

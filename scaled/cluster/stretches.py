@@ -75,7 +75,7 @@ def by_source(stretches: Stretches, num_sources: int) -> list[Stretches]:
 
 
 class InStretches:
-    """Packed rows of responses of which this process has the places alone: it selects and joins them, and reads none.
+    """Packed rows of responses of which this process has only the places: it selects and joins them, and reads none.
 
     stretches: the place of every row in `sources`; rows without a place have what the subclass fills in.
     """

@@ -56,7 +56,7 @@ class StoredTokenRows(InStretches, TokenRows):
         return self.columns[1]
 
     def rows(self, b: int) -> Shaped[Tensor, "_T _K"]:
-        """Those of response b, fetched."""
+        """The rows of response b, fetched."""
         return self.select([b]).values
 
     def blocks(self) -> Iterator[Shaped[Tensor, "_ _K"]]:

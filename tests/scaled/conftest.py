@@ -29,6 +29,15 @@ def imports_stay_frozen() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def references_are_objects() -> Iterator[None]:
+    """An object store without Ray: a reference is its object."""
+    from scaled.cluster import sources  # imports Ray
+
+    with mock.patch.object(sources.ray, "get", lambda reference: reference):
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of promotion_world.py and their target, made once; tests work on copies."""

@@ -5,7 +5,7 @@ Ray's store is stood for by the objects themselves; a run on the cluster has it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from scaled.cluster import features as stored_features
-from scaled.cluster import sources
 from scaled.cluster.features import LEAST_ROWS, StoredFeatures, StoredRows, products
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
@@ -31,15 +30,9 @@ from theory.routing.packed_rows import offsets_of
 from theory.routing.predictor import PredictorSettings
 from theory.streams import stream
 
+pytestmark = pytest.mark.usefixtures("references_are_objects")
+
 WIDTH, EXPERTS = 16, 12
-
-
-@pytest.fixture(autouse=True, scope="module")
-def store() -> Iterator[None]:
-    """A reference is its object."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources.ray, "get", lambda reference: reference)
-        yield
 
 
 def draw_features(seed: int, num_rows: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> RouterFeatures:

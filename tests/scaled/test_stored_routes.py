@@ -5,7 +5,7 @@ Ray's store is stood for by the objects themselves; the groups of actors have it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.cluster import sources, stretches
+from scaled.cluster import stretches
 from scaled.cluster.routes import StoredRecord
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
@@ -24,15 +24,9 @@ from theory.routing.packed_rows import offsets_of
 from theory.routing.record import MISSING, RoutingRecord, index_dtype
 from theory.streams import stream
 
+pytestmark = pytest.mark.usefixtures("references_are_objects")
+
 LAYERS, SLOTS, EXPERTS = (1, 2, 5, 8), 2, 9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def store() -> Iterator[None]:
-    """A reference is its object."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources.ray, "get", lambda reference: reference)
-        yield
 
 
 class HereGroup:

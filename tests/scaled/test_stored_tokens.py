@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lab.backlog import to_tensors
 from lab.traces import Apart, Trace
-from scaled.cluster import sources, stretches
+from scaled.cluster import stretches
 from scaled.cluster.storing import KINDS, pack_apart, unpack_apart
 from scaled.cluster.token_rows import StoredTokenRows
 from scaled.megatron_engine.parts import BatchSizes, ScorePart, TokenPart, assemble_scores
@@ -34,15 +34,9 @@ from theory.routing.packed_rows import offsets_of
 from theory.streams import stream
 from theory.top_tokens import TokenRows, TopTokens
 
+pytestmark = pytest.mark.usefixtures("references_are_objects")
+
 K, V = 3, 11
-
-
-@pytest.fixture(autouse=True, scope="module")
-def store() -> Iterator[None]:
-    """A reference is its object."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources.ray, "get", lambda reference: reference)
-        yield
 
 
 def draw_top(seed: int, num_rows: Sequence[int]) -> TopTokens:
