@@ -59,6 +59,7 @@ def block(text: str, tables: str) -> str:
         r"^\| ([\w ]+) \| (\d+ of \d+|–) \| [\d.–]+ \| (\d+ of \d+|–) \| [\d.–]+ \|$", tables, re.MULTILINE
     )
     counts = [(re.sub("token TIS|TIS", "Token-TIS", name), *ofs) for name, *ofs in found]
+    never = {name: of for name, _, of in counts}
     aged = dict(re.findall(r"^\| (kept, [\w ]+) \| (\d+ of \d+) \|", text, re.MULTILINE))
     ((stale, stale_r3, stale_tis),) = re.findall(
         r"^\| weights one rollout old \|[^|]+\|[^|]+\| (\d+ of \d+), \S+ \| (\d+ of \d+), \S+ \| (\d+ of \d+), ",
@@ -82,27 +83,28 @@ def block(text: str, tables: str) -> str:
     return (
         "Collapsed runs of GRPO, N = 8 updates per rollout, router noise 0.5 (exploratory):\n\n"
         f"{markdown_table(('', 'gradients clipped', 'never clipped'), counts)}\n"
-        "- **Off policy, R3, the token weight and a dual clip prevent most collapses.**\n"
-        f"  R3 raises accuracy (claim {_grouped(claims, ('55',))}); without gradient clipping it needs the weight or\n"
-        f"  a dual clip ({_grouped(claims, ('59', '60', '62'))}). A dual clip prevents some collapses\n"
-        f"  alone, more with the weight ({_grouped(claims, ('63', '64', '66'))}).\n"
-        f"  At N = 1 and a large gap the weight lowers accuracy ({_grouped(claims, ('46',))}).\n"
-        f"  At twice the noise runs with R3, the weight or both collapse ({_grouped(claims, ('52',))}).\n"
-        f"  Half of the runs without a remedy collapse at KL x N = {border},\n"
-        f"  KL before training; {of_dual}.\n"
-        f"  At half the learning rate of {rate}, {slower} do ([where training breaks](docs/border.md)).\n"
-        "- **Age ends training, too.** Of runs with an exact engine and weights one rollout old\n"
-        f"  {stale} collapse, {stale_r3} with R3, {stale_tis} with Token-TIS; of partial rollouts\n"
-        f"  {aged['kept, no remedy']}, {aged['kept, R3']} and {aged['kept, token TIS']}. Of old weights with a dual\n"
-        f"  clip {old['no remedy']} collapse, {old['token TIS']} with Token-TIS "
-        f"({_grouped(claims, ('49', '50', '67'))}; [study](docs/border.md)).\n"
+        "- **Off policy, R3, the token weight and a dual clip prevent most collapses**, and R3\n"
+        f"  raises accuracy. Each has limits. Without gradient clipping {never['R3']} runs of R3 collapse,\n"
+        "  unless the weight or a dual clip helps. A dual clip alone prevents only some collapses.\n"
+        "  At N = 1 and a large gap the weight lowers accuracy. At twice the noise runs with R3,\n"
+        "  the weight or both collapse\n"
+        f"  ({_counted(claims, ('46', '52', '55', '59', '60', '62', '63', '64', '66'))};\n"
+        "  [where training breaks](docs/border.md)).\n"
+        f"- **Half of the runs without a remedy collapse at KL x N = {border}**, KL before training;\n"
+        f"  {of_dual}. At half the learning rate of {rate}, {slower} do ([the border](docs/border.md)).\n"
+        "- **Age ends training, too.** With an exact engine and weights one rollout old,\n"
+        f"  {stale} runs collapse, {stale_r3} with R3, {stale_tis} with Token-TIS. Of partial rollouts\n"
+        f"  {aged['kept, no remedy']}, {aged['kept, R3']} and {aged['kept, token TIS']} do. Of old weights\n"
+        f"  with a dual clip {old['no remedy']} do, {old['token TIS']} with Token-TIS\n"
+        f"  ({_counted(claims, ('49', '50', '67'))}; [study](docs/border.md)).\n"
     )
 
 
-def _grouped(claims: dict[str, str], numbers: Sequence[str]) -> str:
-    """These claims by verdict: `55, 59: reproduced; 60: inconclusive`."""
+def _counted(claims: dict[str, str], numbers: Sequence[str]) -> str:
+    """These claims by verdict: `claims 55, 59: reproduced; 60: inconclusive`."""
     words = dict.fromkeys(claims[one] for one in numbers)
-    return "; ".join(f"{', '.join(one for one in numbers if claims[one] == word)}: {word}" for word in words)
+    grouped = (f"{', '.join(one for one in numbers if claims[one] == word)}: {word}" for word in words)
+    return f"claims {'; '.join(grouped)}"
 
 
 def _verdicts(text: str) -> dict[str, str]:

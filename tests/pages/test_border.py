@@ -48,7 +48,7 @@ def test_the_readme_has_the_rate_of_its_number() -> None:
     """x* stands beside its learning rate and the runs at half of it; a verdict that is not decided is told, too."""
     page, tables = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("border", "border-tables"))
     said = " ".join(block(page, tables).split())
-    of_number = r"KL x N = \S+ \(\S+ to \S+\), KL before training; "
+    of_number = r"KL x N = \S+ \(\S+ to \S+\)\*\*, KL before training; "
     assert re.search(f"{of_number}not so with a dual clip. At half the learning rate of 2e-3, \\d+ of \\d+ do", said)
     # Where the page has a border with a dual clip, the README has it, too, and whether it is extrapolated.
     other = re.sub(r"With a dual clip `KL x N` orders the collapses less well.*?no x\*\.", "x", page, flags=re.DOTALL)
@@ -58,7 +58,7 @@ def test_the_readme_has_the_rate_of_its_number() -> None:
     )
     (line,) = re.findall(r"^\| 46 \| .*$", page, re.MULTILINE)
     other = page.replace(f"{line}\n", "").replace("by number: inconclusive: ", "by number: inconclusive: 46, ")
-    assert "(46: inconclusive)" in block(other, tables) and "(46: reproduced)" in block(page, tables)
+    assert "(claims 46: inconclusive; 52," in block(other, tables) and "(claims 46, 52," in block(page, tables)
 
 
 def _texts(svg: str) -> list[str]:
