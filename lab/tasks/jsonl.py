@@ -106,12 +106,20 @@ def _say_turn_end(tokenizer: HuggingFaceTokenizer) -> None:
         )
 
 
+CHECKED_AT_ONCE = 1000
+"""Solutions that are graded before anything starts: half a second. A million would take many minutes."""
+
+
 class DemonstratedProblemTask(ProblemTask):
-    """A `ProblemTask` whose rows carry worked solutions, so that a model can be cold-started on them."""
+    """A `ProblemTask` whose rows carry worked solutions, so that a model can be cold-started on them.
+
+    The first CHECKED_AT_ONCE solutions are checked here, the others when they are asked for.
+    """
 
     def __init__(self, config: ProblemsConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
-        self._demonstrations = {problem.where: self._encode_solution(problem) for problem in self._train.problems}
+        first = self._train.problems[:CHECKED_AT_ONCE]
+        self._demonstrations = {problem.where: self._encode_solution(problem) for problem in first}
 
     @property
     def teachers(self) -> tuple[str, ...]:
@@ -119,10 +127,19 @@ class DemonstratedProblemTask(ProblemTask):
         return self.config.teachers
 
     def demonstration(self, prompt: Prompt, generator: torch.Generator, teacher: str) -> tuple[int, ...]:
-        """The tokens of the row's solution and the end token; no draws. ValueError for a prompt not of this task."""
+        """The tokens of the row's solution and the end token; no draws.
+
+        Raises ValueError for a prompt that is not of this task, and for a solution that is wrong or too long.
+        """
         if prompt.id not in self._demonstrations:
-            raise ValueError(f"expected a training prompt of {self.config.path}, got {prompt.id!r}")
+            if prompt.id not in self._by_place:
+                raise ValueError(f"expected a training prompt of {self.config.path}, got {prompt.id!r}")
+            self._demonstrations[prompt.id] = self._encode_solution(self._by_place[prompt.id])
         return self._demonstrations[prompt.id]
+
+    @functools.cached_property
+    def _by_place(self) -> dict[str, ProblemRow]:
+        return {problem.where: problem for problem in self._train.problems}
 
     def _encode_solution(self, problem: ProblemRow) -> tuple[int, ...]:
         assert problem.solution is not None

@@ -3,6 +3,7 @@ r"""Laws of the jsonl task: every line is trained on once an epoch or held out, 
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections import Counter
 from types import SimpleNamespace
@@ -233,6 +234,27 @@ def test_bad_solutions_are_named(tmp_path):
             build(config, TOKENIZER)
         assert str(caught.value).startswith(f"{path}:20: ")
         assert words in str(caught.value)
+
+
+def test_solutions_beyond_the_first_are_checked_as_they_are_used(tmp_path, monkeypatch):
+    """Opening grades two solutions here, not all ten; a wrong one further on is an error once it is asked for."""
+    graded = []
+    grade = jsonl.grade
+    monkeypatch.setattr(jsonl, "CHECKED_AT_ONCE", 2)
+    monkeypatch.setattr(jsonl, "grade", lambda text, answer: graded.append(text) or grade(text, answer))
+    lines = [{**row, "how": rf"\boxed{{{row['answer']}}}"} for row in rows(10)]
+    lines[4]["how"] = r"\boxed{-1}"
+    other = write(tmp_path / "o.jsonl", [{"problem": "new", "answer": "1", "how": "1"}])
+    path = write(tmp_path / "s.jsonl", lines)
+    task = build(JsonlConfig(path=path, held_out_path=other, solution_key="how"), TOKENIZER)
+    assert graded == [line["how"] for line in lines[:2]]
+    by_id = {prompt.id: prompt for prompt in task.prompts(0, 10)}
+    for number in (1, 9, 9):  # the same again is not graded again
+        demonstration = task.demonstration(by_id[f"{path}:{number}"], stream(0, "unused"), "solutions")
+        assert TOKENIZER.decode(demonstration) == lines[number - 1]["how"]
+    assert graded == [lines[i]["how"] for i in (0, 1, 8)]
+    with pytest.raises(ValueError, match=rf"^{re.escape(path)}:5: how: expected a solution that ends in the answer"):
+        task.demonstration(by_id[f"{path}:5"], stream(0, "unused"), "solutions")
 
 
 def test_answers_that_are_numbers_or_known_are_not_asked_for_again(tmp_path, monkeypatch):
