@@ -51,7 +51,7 @@ def draw_record(seed: int, num_rows: Sequence[int], missing: float = 0.0) -> Rou
 
 def travelled(record: RoutingRecord, num: int, group: HereGroup, home: int = 0) -> StoredRecord:
     """The record as its receiver has it, its ids in `num` objects."""
-    parcel, *stored = pack_apart({"record": record}, num)
+    parcel, *stored = pack_apart({"record": record}, num, least=1)
     assert all(entry.dtype != "int8" for entry in parcel.bucket.entries), "ids travelled with the answer"
     return unpack_apart(parcel, stored, group, home)["record"]
 
@@ -187,7 +187,7 @@ def test_parts_of_ranks_become_the_same_scores_wherever_their_routes_are() -> No
     """Experts, natural experts and router scores of stored parts are those of parts in this process."""
     old, used = draw_record(1, [5, 2, 6]), draw_record(2, [5, 2, 6])
     group, here = HereGroup(4), rank_parts(old, used, T=4)
-    travelling = [pack_apart(part) for part in here]
+    travelling = [pack_apart(part, 16) for part in here]
     there = [unpack_apart(parcel, stored, group, i) for i, (parcel, *stored) in enumerate(travelling)]
     local, remote = assemble_scores(here), assemble_scores(there)
     for name, record in (("experts", used), ("natural", old)):
