@@ -128,12 +128,14 @@ def test_metrics_of_ranks_are_those_of_one_process(seed: int, rows: list[int], n
 
 
 def test_what_comes_back_is_numbers_of_rows_not_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two whole numbers a row from each stage, also where ranks compare a response at a time."""
+    """Two whole numbers a row from each stage, also where ranks compare a response at a time; each rank counts its own
+    rows."""
     monkeypatch.setattr(stretches, "BLOCK_BYTES", 1)
     group, mu, old = HereGroup(4), draw_record(0, [400, 300, 5]), draw_record(1, [400, 300, 5])
     stored_mu, stored_old = travelled(mu, 2, HereGroup(1)), of_ranks(old, group)
     assert routing_metrics(stored_mu, stored_old) == routing_metrics(mu, old)
     assert sum(group.num_bytes) < 2 * 2 * 4 * 705 + 4 * 2000
+    assert min(group.num_bytes) > 2 * 4 * 300
 
 
 def test_blocks_are_whole_responses_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
