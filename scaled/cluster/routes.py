@@ -198,8 +198,12 @@ class StoredRecord(InStretches, RoutingRecord):
         for number in range(len(sets)):
             rows_R = self._rows(self.stretches.at(set_S == number))
             times.append(torch.bincount(rows_R, minlength=num_rows))
+        first: dict[tuple[int, ...], int] = {}
         for layer in self.layer_numbers:
-            num_R = torch.stack([n for n, layers in zip(times, sets, strict=True) if layer in layers]).sum(0)
+            # Layers with the same holders have the same rows, which are counted once.
+            first.setdefault(tuple(number for number, layers in enumerate(sets) if layer in layers), layer)
+        for holders, layer in first.items():
+            num_R = torch.stack([times[number] for number in holders]).sum(0)
             if bool((num_R != 1).any()):
                 row = int((num_R != 1).nonzero()[0])
                 got = "none" if int(num_R[row]) == 0 else "more than one"
