@@ -16,6 +16,7 @@ from scaled.cluster.storing import pack_apart
 from scaled.cluster.transfer import Parcel, pack, unpack
 from scaled.cluster.weights import tensors_of
 from scaled.config import RolloutBlock
+from scaled.objects import OF_ENGINE
 from theory.contracts import NamedTensors, Prompt, Rollouts, Sampling
 
 
@@ -109,13 +110,13 @@ class EngineActor(Worker):
         self.engine = build()
 
     def sample(
-        self, parcel: Parcel, room: int, most: int | None, steps: int | None, num_stored: int
-    ) -> tuple[Parcel | Bucket, ...]:
+        self, parcel: Parcel, room: int, most: int | None, steps: int | None
+    ) -> tuple[Parcel | Bucket | None, ...]:
         """Begins the parcel's pieces, and samples as `ClusterEngine.sample`: what has ended, and what has not."""
         for number, *piece in unpack(parcel):
             self.engine.begin(number, *piece)
         ended = self.engine.sample(room, most, steps)
-        return pack_apart((ended, self.engine.num_unfinished), num_stored)
+        return pack_apart((ended, self.engine.num_unfinished), OF_ENGINE)
 
     def give_up(self) -> None:
         self.engine.give_up()

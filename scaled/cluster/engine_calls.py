@@ -16,9 +16,9 @@ from lab.ray_session import fetch, wait
 from scaled.cluster.actors import ActorGroup
 from scaled.cluster.engine_actor import BuildEngine, EngineActor
 from scaled.cluster.ray_cluster import Cluster
-from scaled.cluster.storing import KINDS
 from scaled.cluster.transfer import Meter
 from scaled.config import LimitsBlock
+from scaled.objects import OF_ENGINE
 
 
 class EngineLost(ChildProcessError):
@@ -113,8 +113,8 @@ class EngineCalls(ActorGroup):
         if not self.actors:
             raise EngineLost(f"engine {i} was lost: the group of engines was closed")
         call = getattr(self.actors[i], method)
-        if method == "sample":  # its last argument is the number of objects of each kind, beside the answer
-            return _Call(method, call.options(num_returns=1 + KINDS * arguments[-1]).remote(*arguments))
+        if method == "sample":
+            return _Call(method, call.options(num_returns=1 + OF_ENGINE).remote(*arguments))
         return _Call(method, [call.remote(*arguments)])
 
     def _wait(self, lines: Lines) -> tuple[int, _Call, str | None, Any]:

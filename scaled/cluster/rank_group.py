@@ -27,10 +27,11 @@ from scaled.cluster.actors import ActorGroup
 from scaled.cluster.buckets import Bucket, Staging
 from scaled.cluster.interface import address_of, listening, store
 from scaled.cluster.ray_cluster import Cluster, Worker
-from scaled.cluster.storing import KINDS, pack_apart, unpack_apart
+from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import Meter, Parcel, pack, unpack
 from scaled.cluster.weights import Convert, StoredTensors, converted
 from scaled.config import LimitsBlock, ModelBlock, TrainingBlock
+from scaled.objects import OF_RANK
 from theory.contracts import NamedTensors, Rollouts, TokenScores, UpdateStats
 from theory.routing.passes import RoutingPlan
 
@@ -112,8 +113,8 @@ class RankActor(Worker):
     def start(self, build: BuildModelRank, rank: int, num_ranks: int, address: str, port: int) -> None:
         self.rank = build(rank, num_ranks, store(address, port, num_ranks, MEET_S, self._socket))
 
-    def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket, ...]:
-        return pack_apart(getattr(self.rank, method)(*unpack(parcel, shared=True)))
+    def call(self, method: str, parcel: Parcel) -> tuple[Parcel | Bucket | None, ...]:
+        return pack_apart(getattr(self.rank, method)(*unpack(parcel, shared=True)), OF_RANK)
 
     def export(self, bucket_bytes: int, folded: bool, convert: Convert) -> Iterator[Bucket | int]:
         for bucket in converted(self.rank.export(folded), bucket_bytes, convert, self._staging):
@@ -191,7 +192,7 @@ class ScoringGroup(ActorGroup):
     def _call(self, method: str, *arguments: Any) -> list[Any]:
         parcel = ray.put(pack(arguments))
         # The answer, which is fetched here, and its largest tensors, which stay in the object store.
-        refs = [actor.call.options(num_returns=1 + KINDS).remote(method, parcel) for actor in self.actors]
+        refs = [actor.call.options(num_returns=1 + OF_RANK).remote(method, parcel) for actor in self.actors]
         answers = self._gather(method, [answer for answer, *_ in refs])
         return [unpack_apart(answers[i], stored, self, i) for i, (_, *stored) in enumerate(refs)]
 

@@ -27,10 +27,6 @@ from scaled.cluster.weights import Convert, StoredTensors, stored, unchanged
 from scaled.pieces import HEARD_AFTER, Cut, Handout, PromptPiece, in_groups, in_pieces, in_shares
 from theory.contracts import NamedTensors, Prompt, Response, Rollouts, Sampling
 
-STORED_PARTS = 32
-"""The most objects of each kind that store one engine's whole share (`in_shares`): a rank fetches only those with
-responses of its own. Other pieces are small, and have one."""
-
 
 class RolloutGroup(EngineCalls):
     """`RolloutEngine` over `num_engines` actors. Seconds and bytes go to `meter` under their metric names.
@@ -128,10 +124,7 @@ class RolloutGroup(EngineCalls):
                 # Until a piece has ended, or another one can begin. Engines pause between two calls, for some
                 # milliseconds: so what one decodes together depends on its pieces, and not on the driver's pace.
                 room = self.max_num_seqs if handout.has_more(i) else 0
-                held = handout.held[i].values()
-                is_share = sampling.enough > 0 and cut is None
-                num_stored = min(max(len(own.prompts) for own in held), STORED_PARTS) if is_share else 1
-                lines[i].append(self._ask(i, "sample", (parcel, room, most, steps, num_stored)))
+                lines[i].append(self._ask(i, "sample", (parcel, room, most, steps)))
 
     def _asked(self, piece: PromptPiece, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[Any, ...]:
         """The arguments of `ClusterEngine.begin`."""

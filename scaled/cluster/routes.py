@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from scaled.cluster.sources import Source, columns
-from scaled.cluster.stretches import InStretches, Stretches, by_source, in_blocks, own_sources
+from scaled.cluster.stretches import InStretches, Stretches, by_source, in_blocks, sources_by_home
 from theory.routing.counts import RouteCounts
 from theory.routing.packed_rows import offsets_of, place, ranges
 from theory.routing.record import MISSING, RoutingRecord
@@ -96,9 +96,10 @@ class StoredRecord(InStretches, RoutingRecord):
             return super().compared(other, count)
         parts: list[RouteCounts] = []
         rows: list[Tensor] = []
+        made = sources_by_home(self)
         for home, found in enumerate(group.ask(compare_own, self, other, count)):
-            # The actor went through its sources in the order of `own_sources`, as this process does.
-            rows += [self._rows(own) for _, own in own_sources(self, home)]
+            # The actor went through its sources in the order of `sources_by_home`, as this process does.
+            rows += [self._rows(own) for _, own in made.get(home, [])]
             parts += found
         # A row has a count per set of layers; `placed` adds them.
         return RouteCounts.concat(parts).placed(torch.cat(rows), int(self.offsets[-1]))
@@ -197,8 +198,12 @@ class StoredRecord(InStretches, RoutingRecord):
         for number in range(len(sets)):
             rows_R = self._rows(self.stretches.at(set_S == number))
             times.append(torch.bincount(rows_R, minlength=num_rows))
+        first: dict[tuple[int, ...], int] = {}
         for layer in self.layer_numbers:
-            num_R = torch.stack([n for n, layers in zip(times, sets, strict=True) if layer in layers]).sum(0)
+            # Layers with the same holders have the same rows, which are counted once.
+            first.setdefault(tuple(number for number, layers in enumerate(sets) if layer in layers), layer)
+        for holders, layer in first.items():
+            num_R = torch.stack([times[number] for number in holders]).sum(0)
             if bool((num_R != 1).any()):
                 row = int((num_R != 1).nonzero()[0])
                 got = "none" if int(num_R[row]) == 0 else "more than one"
@@ -210,7 +215,7 @@ def compare_own(
 ) -> list[RouteCounts]:
     """`count` of the other record's ids and this actor's own, for each of its sources; some responses at a time."""
     found = []
-    for source, own in own_sources(record, home):
+    for source, own in sources_by_home(record).get(home, []):
         ids_RLK = source.tensor()
         row_bytes = max(1, ids_RLK[:1].nbytes)
         parts = []

@@ -1,14 +1,16 @@
 """Values of actors, packed so that their largest tensors stay in the object store: routes, router features, and mu's
 likeliest tokens with log old of them.
 
-The sender puts these tensors into objects of their own, beside the parcel of the rest. In the receiver's value a
-`StoredRecord`, `StoredFeatures` or `StoredTokenRows` has their references.
+The sender puts these tensors into objects of their own, beside the parcel of the rest: apart by kind and by response,
+since an object travels to another machine whole. In the receiver's value a `StoredRecord`, `StoredFeatures` or
+`StoredTokenRows` has their references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import ray
@@ -21,100 +23,153 @@ from scaled.cluster.routes import RouteSource, StoredRecord
 from scaled.cluster.sources import Owner, RankGroup, Source
 from scaled.cluster.stretches import Stretches
 from scaled.cluster.token_rows import StoredTokenRows
-from scaled.cluster.transfer import Hole, Parcel, pack, shares, unpack
+from scaled.cluster.transfer import Hole, Parcel, pack, unpack
+from scaled.objects import LEAST_BYTES, OF_ENGINE
 from theory.contracts import Rollouts
 from theory.oversampling import Backlog
 from theory.routing.features import RouterFeatures
 from theory.routing.record import MISSING, RoutingRecord
 from theory.top_tokens import TokenRows
 
-KINDS = 2
-"""Objects for each share of the responses: one has routes and features, the other rows of tokens. A rank that replays
-none of mu's routes fetches the second alone."""
-
-Put = Callable[[int, Tensor, tuple[int, ...]], tuple[Any, str, Any, tuple[int, ...]]]
-"""(number of the object, tensor (rows, L, X) or (rows, K), its layers) -> the fields of its `Source`."""
+KEPT = (RoutingRecord, RouterFeatures, TokenRows)
+"""The types whose tensors lie apart. What is stored already, a subclass, travels as its references."""
 
 
-def pack_apart(value: Any, num: int = 1) -> tuple[Parcel | Bucket, ...]:
-    """The value as a parcel, and its largest tensors in KINDS * `num` buckets, each of some responses.
+def pack_apart(value: Any, num: int, least: int = LEAST_BYTES) -> tuple[Parcel | Bucket | None, ...]:
+    """The value as a parcel, and its largest tensors in at most `num` buckets; None for those that are not needed.
 
-    The value then has a stored record, stored features or stored rows in the place of each; the receiver's
-    `unpack_apart` says where the tensors are.
+    A bucket has whole responses, of at least `least` bytes if there are as many, and one kind of rows: so a process
+    fetches little that it does not read. The value then has a stored record, stored features or stored rows in the
+    place of each; the receiver's `unpack_apart` says where the tensors are.
     """
-    tensors: list[list[tuple[str, Tensor]]] = [[] for _ in range(KINDS * num)]
+    apart = _Apart(least)
+    parcel = pack(value, apart.stand_in)
+    objects = apart.objects(num)
+    object_of = {piece: number for number, pieces in enumerate(objects) for piece in pieces}
+    stored: list[Bucket | None] = [apart.bucket(pieces) for pieces in objects]
+    stored += [None] * (num - len(objects))
+    return replace(parcel, objects=tuple(object_of[piece] for piece in range(len(object_of)))), *stored
 
-    def put(number: int, tensor: Tensor, layers: tuple[int, ...]) -> tuple[Any, str, Any, tuple[int, ...]]:
-        name = str(len(tensors[number]))
-        tensors[number].append((name, tensor))
-        # The sender has no reference yet: its bucket becomes an object when the call returns.
-        return Hole("stored", number), name, Hole("owner", 0), layers
 
-    def stand_in(found: Any) -> StoredRecord | StoredFeatures | StoredTokenRows | None:
-        # The exact type: what is stored already, a subclass, travels as its references.
+class _Apart:
+    """The largest tensors of a value that is being packed: in pieces of whole responses, each of a kind."""
+
+    def __init__(self, least: int):
+        self.least = least
+        self.pieces: list[Tensor] = []
+        self._kinds: dict[str, list[int]] = {}
+        self._names: dict[int, str] = {}
+
+    def stand_in(self, found: Any) -> StoredRecord | StoredFeatures | StoredTokenRows | None:
+        """What is packed in the place of this object, which may have such tensors; None for the object itself."""
+        if isinstance(found, type):
+            return None
+        for name, part in getattr(found, "__dict__", {}).items():
+            if type(part) in KEPT:
+                # A pass's natural experts are another kind than those that it used: who reads one seldom reads both.
+                self._names.setdefault(id(part), name)
+        kind = self._names.get(id(found), "")
         if type(found) is RoutingRecord:
-            return _record_apart(found, num, put)
+            return self._record(found, kind)
         if type(found) is RouterFeatures:
-            return _features_apart(found, num, put)
+            return self._features(found, kind)
         if type(found) is TokenRows:
-            return _tokens_apart(found, num, put)
+            return self._tokens(found, kind)
         return None
 
-    parcel = pack(value, stand_in)
-    # Room for all with their gaps: each object is one bucket.
-    sizes = [sum(ALIGNMENT + tensor.nbytes for _, tensor in own) for own in tensors]
-    stored = (next(buckets(own, size, are_kept=True), EMPTY) for own, size in zip(tensors, sizes, strict=True))
-    return parcel, *stored
+    def objects(self, num: int) -> list[list[int]]:
+        """The numbers of the pieces of each object, of one kind each: at most `num` objects."""
+        if len(self._kinds) > num:
+            raise ValueError(f"expected room for objects of {len(self._kinds)} kinds, got {num}")
+        found = []
+        for numbers in self._kinds.values():
+            own, most = self._together(numbers, self.least), num // len(self._kinds)
+            if len(own) > most:
+                size = sum(self.pieces[number].nbytes for number in numbers)
+                # All but the last have at least this many bytes each.
+                own = self._together(numbers, -(-size // (most - 1)) if most > 1 else size + 1)
+            found += own
+        return found
+
+    def _together(self, numbers: Sequence[int], least: int) -> list[list[int]]:
+        """Pieces that follow each other, in groups of at least so many bytes; the last may have fewer."""
+        found, size = [[]], 0
+        for number in numbers:
+            if size >= least:
+                found.append([])
+                size = 0
+            found[-1].append(number)
+            size += self.pieces[number].nbytes
+        return found
+
+    def bucket(self, pieces: Sequence[int]) -> Bucket:
+        """These pieces, each under its number."""
+        own = [(str(piece), self.pieces[piece]) for piece in pieces]
+        # Room for all with their gaps: each object is one bucket.
+        return next(buckets(own, sum(ALIGNMENT + tensor.nbytes for _, tensor in own), are_kept=True), EMPTY)
+
+    def _put(self, kind: str, tensor: Tensor, layers: tuple[int, ...]) -> tuple[Any, str, Any, tuple[int, ...]]:
+        """The fields of the `Source` of these rows."""
+        number = len(self.pieces)
+        self.pieces.append(tensor)
+        self._kinds.setdefault(kind, []).append(number)
+        # The sender has no reference yet: its bucket becomes an object when the call returns.
+        return Hole("stored", number), str(number), Hole("owner", 0), layers
+
+    def _shares(self, offsets: Tensor, row_bytes: int) -> list[tuple[int, int]]:
+        """[start, stop) of the responses of each piece: the fewest that have `least` bytes, and the rest."""
+        ends, bounds = (offsets * row_bytes).tolist(), [0]
+        for b in range(1, len(ends)):
+            if ends[b] - ends[bounds[-1]] >= self.least or b == len(ends) - 1:
+                bounds.append(b)
+        return list(pairwise(bounds)) or [(0, 0)]
+
+    def _record(self, found: RoutingRecord, kind: str) -> StoredRecord:
+        sources, shares = [], self._shares(found.offsets, found.experts[:1].nbytes)
+        for low, high in shares:
+            ids_RLK = found.experts[int(found.offsets[low]) : int(found.offsets[high])]
+            # Found where the ids are, so that the driver counts missing rows without fetching any.
+            missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
+            sources.append(RouteSource(*self._put(kind, ids_RLK, found.layer_numbers), missing))
+        slots = found.num_slots, found.experts.dtype
+        whole = _in_shares(found.offsets, shares)
+        return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
+
+    def _tokens(self, found: TokenRows, kind: str) -> StoredTokenRows:
+        shares = self._shares(found.offsets, found.values[:1].nbytes)
+        rows = (found.values[int(found.offsets[low]) : int(found.offsets[high])] for low, high in shares)
+        sources = [Source(*self._put(kind, own_AK, ())) for own_AK in rows]  # they are of no layer
+        columns = found.width, found.dtype
+        return StoredTokenRows(sources, _in_shares(found.offsets, shares), found.offsets, columns, found.fill)
+
+    def _features(self, found: RouterFeatures, kind: str) -> StoredFeatures:
+        def rows(name: str, x_FLX: Tensor) -> StoredRows:
+            shares = self._shares(found.offsets, x_FLX[:1].nbytes)
+            cuts = [(int(found.offsets[low]), int(found.offsets[high])) for low, high in shares]
+            puts = (self._put(f"{kind} {name}", x_FLX[start:stop], found.layer_numbers) for start, stop in cuts)
+            sources = tuple(Source(*put) for put in puts)
+            row_F = [torch.arange(stop - start) for start, stop in cuts]
+            source_1F = torch.cat([torch.full_like(own_F, number) for number, own_F in enumerate(row_F)])[None]
+            layer_sets = (found.layer_numbers,)
+            return StoredRows(sources, layer_sets, source_1F, torch.cat(row_F)[None], x_FLX.shape[2], x_FLX.dtype)
+
+        hidden = None if found.hidden is None else rows("hidden", found.hidden)
+        return StoredFeatures(found.rows, found.offsets, hidden, rows("logits", found.logits), found.layer_numbers)
 
 
-def _record_apart(found: RoutingRecord, num: int, put: Put) -> StoredRecord:
-    sources = []
-    for number, (low, high) in enumerate(shares(len(found), num)):
-        ids_RLK = found.experts[int(found.offsets[low]) : int(found.offsets[high])]
-        # Found where the ids are, so that the driver counts missing rows without fetching any.
-        missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
-        sources.append(RouteSource(*put(number, ids_RLK, found.layer_numbers), missing))
-    slots = found.num_slots, found.experts.dtype
-    whole = _in_shares(found.offsets, num)
-    return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
-
-
-def _tokens_apart(found: TokenRows, num: int, put: Put) -> StoredTokenRows:
-    sources = []
-    for number, (low, high) in enumerate(shares(len(found), num)):
-        own_AK = found.values[int(found.offsets[low]) : int(found.offsets[high])]
-        sources.append(Source(*put(num + number, own_AK, ())))  # they are of no layer
-    columns = found.width, found.dtype
-    return StoredTokenRows(sources, _in_shares(found.offsets, num), found.offsets, columns, found.fill)
-
-
-def _in_shares(offsets: Tensor, num: int) -> Stretches:
-    """A stretch for each response, in `num` sources of some responses each."""
+def _in_shares(offsets: Tensor, shares: Sequence[tuple[int, int]]) -> Stretches:
+    """A stretch for each response, in sources of these responses."""
     parts = []
-    for number, (low, high) in enumerate(shares(len(offsets) - 1, num)):
+    for number, (low, high) in enumerate(shares):
         own = torch.arange(low, high)
         start_S, num_S = offsets[own] - offsets[low], offsets.diff()[own]
         parts.append(Stretches(torch.full_like(own, number), own, torch.zeros_like(own), start_S, num_S))
     return Stretches.concat(parts)
 
 
-def _features_apart(found: RouterFeatures, num: int, put: Put) -> StoredFeatures:
-    cuts = [(int(found.offsets[low]), int(found.offsets[high])) for low, high in shares(len(found), num)]
-    hidden = None if found.hidden is None else _rows_apart(found.hidden, cuts, found.layer_numbers, put)
-    logits = _rows_apart(found.logits, cuts, found.layer_numbers, put)
-    return StoredFeatures(found.rows, found.offsets, hidden, logits, found.layer_numbers)
-
-
-def _rows_apart(x_FLX: Tensor, cuts: Sequence[tuple[int, int]], layers: tuple[int, ...], put: Put) -> StoredRows:
-    sources = tuple(Source(*put(number, x_FLX[cut[0] : cut[1]], layers)) for number, cut in enumerate(cuts))
-    row_F = [torch.arange(stop - start) for start, stop in cuts]
-    source_1F = torch.cat([torch.full_like(own_F, number) for number, own_F in enumerate(row_F)])[None]
-    return StoredRows(sources, (layers,), source_1F, torch.cat(row_F)[None], x_FLX.shape[2], x_FLX.dtype)
-
-
 def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: int) -> Any:
     """The value of a parcel whose largest tensors lie in these buckets, made by actor `home` of the group."""
-    return unpack(parcel, stored=stored, owner=[Owner(group, home)])
+    return unpack(parcel, stored=[stored[number] for number in parcel.objects], owner=[Owner(group, home)])
 
 
 def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
@@ -132,9 +187,9 @@ def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
 
 def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
     """The same for rollouts, or None."""
-    packed: Any = pack_apart(rollouts)
+    packed: Any = pack_apart(rollouts, OF_ENGINE)
     parcel, *stored = packed
-    return unpack_apart(parcel, [ray.put(bucket) for bucket in stored], group, 0)
+    return unpack_apart(parcel, [None if bucket is None else ray.put(bucket) for bucket in stored], group, 0)
 
 
-__all__ = ["KINDS", "pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]
+__all__ = ["pack_apart", "stored_backlog", "stored_rollouts", "unpack_apart"]

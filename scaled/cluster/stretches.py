@@ -71,7 +71,9 @@ def by_source(stretches: Stretches, num_sources: int) -> list[Stretches]:
     """The stretches of each source, in their order."""
     order = stretches.source_S.argsort(stable=True)
     counts = torch.bincount(stretches.source_S, minlength=num_sources).tolist()
-    return [stretches.at(where) for where in order.split(counts)]
+    # All columns are sorted once and then cut: there may be thousands of sources.
+    columns = (column.split(counts) for column in vars(stretches.at(order)).values())
+    return [Stretches(*own) for own in zip(*columns, strict=True)]
 
 
 class InStretches:
@@ -159,21 +161,24 @@ class InStretches:
         """Some responses at a time, with (source, numbers of rows, rows) as the actors that made them send them."""
         for indices in in_blocks(self.offsets.diff(), row_bytes):
             some, sent = self.select(indices.tolist()), []
+            made = sources_by_home(some)
             for home, found in enumerate(group.ask(send_own, some)):
-                for (source, own), rows in zip(own_sources(some, home), found, strict=True):
+                for (source, own), rows in zip(made.get(home, []), found, strict=True):
                     sent.append((source, some._rows(own), rows))
             yield some, sent
 
 
-def own_sources(rows: InStretches, home: int) -> list[tuple[Any, Stretches]]:
-    """The sources that this actor made, each with its stretches."""
-    parts = zip(rows.sources, by_source(rows.stretches, len(rows.sources)), strict=True)
-    return [(source, own) for source, own in parts if source.owner.home == home]
+def sources_by_home(rows: InStretches) -> dict[int, list[tuple[Any, Stretches]]]:
+    """The sources that each actor made, with their stretches."""
+    made: dict[int, list[tuple[Any, Stretches]]] = {}
+    for source, own in zip(rows.sources, by_source(rows.stretches, len(rows.sources)), strict=True):
+        made.setdefault(source.owner.home, []).append((source, own))
+    return made
 
 
 def send_own(rows: InStretches, home: int) -> list[Tensor]:
     """The rows in each source of this actor's."""
-    return [source.tensor()[ranges(own.start_S, own.num_S)] for source, own in own_sources(rows, home)]
+    return [source.tensor()[ranges(own.start_S, own.num_S)] for source, own in sources_by_home(rows).get(home, [])]
 
 
 def in_blocks(num_rows: Int[Tensor, " N"], row_bytes: int) -> Iterator[Int[Tensor, " _"]]:

@@ -1,7 +1,7 @@
 """mu's likeliest tokens and log old of them, where the numbers stay in the object store: the driver holds references.
 
-Engines and ranks return these rows in objects apart from their routes (`storing.pack_apart`), so that a rank that
-replays no routes fetches none.
+Engines and ranks return these rows in objects apart from their routes (`storing.pack_apart`): the last pipeline stage
+alone reads them.
 """
 
 from __future__ import annotations

@@ -31,13 +31,15 @@ class Parcel:
     """A value without its tensors, and the tensors. Only for processes of one run, since `head` is a pickle.
 
     widened: names of the tensors that travel as int32 and arrive as int64. references: the Ray references in the value;
-    they lie outside of `head`, because Ray frees objects whose references it does not see.
+    they lie outside of `head`, because Ray frees objects whose references it does not see. objects: the object of each
+    tensor that lies apart (`storing.pack_apart`).
     """
 
     head: bytes
     bucket: Bucket
     widened: frozenset[str]
     references: tuple[Any, ...] = ()
+    objects: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:

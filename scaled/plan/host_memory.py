@@ -10,12 +10,11 @@ torch, CUDA: some GiB each) is not counted.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
-from scaled.plan import engine_memory, in_progress, payloads
+from scaled.plan import engine_memory, records
 from scaled.plan.machines import Machine, machines, with_ranks
 from scaled.plan.memory import GIB, Memory
 from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters
@@ -69,45 +68,14 @@ def _pushed(machine: Machine, config: ScaledRun, shape: ModelShape) -> dict[str,
     return {LAST_PUSH: whole if machine.engine_share else -(-whole // with_ranks(config))}
 
 
-def _of_mu(machine: Machine, config: ScaledRun) -> float:
-    """The number of batches whose records of mu lie in a machine's object store, its share of each added up.
-
-    Engines keep what they sample, also for the batches ahead. Ranks fetch the batch that they train on: an object has
-    the responses of a group, which are dealt out to replicas, so that nearly all objects go to each machine of ranks.
-    """
-    ahead = config.schedule.steps_off * machine.engine_share
-    return ahead + (1 if machine.has_ranks else machine.engine_share)
-
-
-def stored_routes(
-    machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int, has_updates: bool = True
-) -> int:
-    """Bytes of routing records in a machine's object store, `num_tokens` tokens a sequence.
-
-    mu's have every response in progress: an object with a row that somebody needs stays whole. The ranks' records
-    are old's natural experts, the experts that old used where it replays or predicts, and, after the updates, pi's:
-    each machine has its share.
-    """
-    algorithm = config.algorithm.build()
-    rows = algorithm.num_prompts * algorithm.num_responses * num_tokens
-    of_mu = payloads.routing_bytes(shape, in_progress.responses_in_progress(config) * num_tokens)
-    of_ranks = (1 if algorithm.passes.old == "natural" else 2) + has_updates if machine.has_ranks else 0
-    of_ranks *= payloads.routing_bytes(shape, rows)
-    return math.ceil(_of_mu(machine, config) * of_mu) + -(-of_ranks // with_ranks(config))
-
-
 def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = None) -> Memory:
     """CPU memory of the machine that needs most for a global step of sequences of `num_tokens` tokens on average.
 
     By default that is the worst case, rollout.max_model_len. Parts of a checkpoint are those of the machine of ranks
     that has most of it (`saving`), all others those after the last update.
 
-    Routing records are those of `stored_routes`; the driver has none. Old's router scores, the features that train the
-    predictor, and mu's likeliest tokens with log pi_old are whole on every machine of ranks, once, in memory that its
-    ranks share; engines keep what they sampled of the tokens, too. The driver's own copy of the sampled tokens, on its
-    machine, is not counted; of features, scores and likeliest tokens it has none.
-    Router logits that metrics alone compare (pi's, and old's where no predictor learns from them) stay on the machines
-    of the ranks that made them, and so do pi's router scores.
+    Routes, features, scores and likeliest tokens are those of `records`, once on a machine, in memory that its ranks
+    share; the driver has none of them. Its own copy of the sampled tokens, on its machine, is not counted.
     """
     return _largest("host", [_in_step(machine, config, shape, num_tokens) for machine in machines(config)])
 
@@ -126,45 +94,25 @@ def _of_step(
     machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool
 ) -> dict[str, int]:
     """A machine's bytes after the old pass, with the answers of all updates or with none."""
-    algorithm, parts = config.algorithm.build(), {}
+    algorithm, parts = config.algorithm.build(), dict[str, int]()
     length = config.rollout.max_model_len if num_tokens is None else num_tokens
     if shape.moe_layers:
         # In every mode: engines and ranks record without being asked, and metrics compare the records.
-        parts["routing records"] = stored_routes(machine, config, shape, length, has_updates)
+        parts["routing records"] = records.routes(machine, config, shape, length, has_updates)
+        parts["router logits that are compared"] = records.compared_logits(machine, config, shape, has_updates)
     if algorithm.passes.trains_predictor:
-        b = ELEMENT_BYTES[config.training.precision]
-        positions = min(algorithm.predictor.num_positions, length)
-        size = payloads.feature_bytes(shape, positions, algorithm.num_prompts * algorithm.num_responses, b)
-        # Mu's, as its routes, where the rollout is predicted; else old's.
-        is_of_mu = algorithm.passes.rollout == "predicted"
-        parts["router features"] = math.ceil(size * (_of_mu(machine, config) if is_of_mu else machine.has_ranks))
+        parts["router features"] = records.features(machine, config, shape, length)
     if algorithm.objective.num_top > 0:
-        parts["mu's likeliest tokens"] = _likeliest_tokens(machine, config, shape, length)
-    return parts | (_of_ranks(config, shape, length, has_updates) if machine.has_ranks else {})
-
-
-def _likeliest_tokens(machine: Machine, config: ScaledRun, shape: ModelShape, length: int) -> int:
-    """Bytes of mu's likeliest tokens, counted as its routes, and of log old of them, whole on machines of ranks."""
-    algorithm = config.algorithm.build()
-    num_top, T = algorithm.objective.num_top, min(algorithm.max_tokens, length)
-    of_mu = payloads.top_token_bytes(shape, num_top, in_progress.responses_in_progress(config) * T)
-    of_old = 4 * min(num_top, shape.vocab_size) * algorithm.num_prompts * algorithm.num_responses * T
-    return math.ceil(_of_mu(machine, config) * of_mu) + of_old * machine.has_ranks
-
-
-def _of_ranks(config: ScaledRun, shape: ModelShape, length: int, has_updates: bool) -> dict[str, int]:
-    """The bytes of a step that machines of ranks alone have."""
-    algorithm, parts = config.algorithm.build(), {}
-    responses, num_machines = algorithm.num_prompts * algorithm.num_responses, with_ranks(config)
-    passes = (not algorithm.passes.trains_predictor) + has_updates
-    if shape.moe_layers and passes:
-        rows = passes * responses * algorithm.num_feature_rows(responses)
-        parts["router logits that are compared"] = -(-payloads.router_logit_bytes(shape, rows) // num_machines)
+        parts["mu's likeliest tokens"] = records.likeliest_tokens(machine, config, shape, length)
     if algorithm.objective.uses_router_shift:
-        scores = payloads.routing_bytes(shape, responses * length, payloads.SCORE_BYTES)
-        # Pi's are of one mini-batch, on the machines of the ranks that made them.
-        of_pi = -(-scores // (algorithm.num_minibatches * num_machines)) if has_updates else 0
-        parts["router scores of old and pi"] = scores + of_pi
+        parts["router scores of old and pi"] = records.router_scores(machine, config, shape, length, has_updates)
+    found = {name: size for name, size in parts.items() if size > 0}
+    return found | (_of_ranks(config, shape) if machine.has_ranks else {})
+
+
+def _of_ranks(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
+    """The bytes of a step that machines of ranks alone have, besides its records."""
+    parts, num_machines = dict[str, int](), with_ranks(config)
     if config.schedule.steps_off > 1:
         # Without the version that engines hold, which every run keeps in the store for an engine's replacement.
         waiting = (config.schedule.steps_off - 1) * engine_memory.engine_weights(config, shape)
@@ -294,5 +242,5 @@ def _most(config: ScaledRun, of_ranks: list[int]) -> int:
 
 __all__ = [
     "host_memory", "host_pools", "in_memory", "loading_memory", "most_stored_bytes", "peak_host_memory", "saving",
-    "stored_bytes", "stored_on", "stored_routes",
+    "stored_bytes", "stored_on",
 ]  # fmt: skip

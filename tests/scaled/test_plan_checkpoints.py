@@ -165,12 +165,13 @@ def test_a_machine_that_is_too_small_is_a_misfit() -> None:
 def test_what_spills_takes_no_memory() -> None:
     """The object store counts with its content, and with its size where the content exceeds it; a cluster that runs
     already has a store of an unknown size."""
-    plain = loaded("qwen3_30b_a3b", *MACHINE)
-    of_ranks = plan_machines(plain)[0]  # the machine that needs most: its ranks keep buckets outside the store
+    words = (*MACHINE, "--algorithm.replay.mode", "Pr2")
+    plain = loaded("qwen3_30b_a3b", *words)
+    of_ranks = plan_machines(plain)[0]  # the machine that needs most: its ranks keep features, and buckets outside
     stored = sum(stored_on(of_ranks, plain, QWEN, None, has_updates=True).values())
 
-    def step(*words: str) -> int:
-        config = loaded("qwen3_30b_a3b", *MACHINE, *words)
+    def step(*more: str) -> int:
+        config = loaded("qwen3_30b_a3b", *words, *more)
         return in_memory(config, host_pools(config, QWEN)[0]).total
 
     roomy, small = (step("--cluster.object_store_gib", str(gib)) for gib in (1000, 20))

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from scaled.config import ScaledRun
-from scaled.plan.host_memory import host_memory, stored_routes
+from scaled.plan.host_memory import host_memory
 from scaled.plan.machines import Machine, machines
-from scaled.plan.payloads import routing_bytes
+from scaled.plan.payloads import router_logit_bytes, routing_bytes
+from scaled.plan.records import compared_logits, dealt, likeliest_tokens, router_scores, routes
 from scaled.plan.summary import metric_payloads, step_payloads
-from tests.scaled import two_machines
+from tests.scaled import three_machines
 from tests.scaled.plan_world import QWEN, loaded
 
 
@@ -24,10 +25,10 @@ def recipe(*words: str) -> ScaledRun:
 
 
 def lagging(*words: str) -> ScaledRun:
-    """R3, one step off, with a batch of `two_machines`."""
+    """R3, one step off, with a batch of `three_machines`."""
     return recipe(
         "--schedule.steps_off", "1",
-        "--algorithm.batch.num_prompts", str(two_machines.RESPONSES // 2), "--algorithm.batch.num_responses", "2",
+        "--algorithm.batch.num_prompts", str(three_machines.RESPONSES // 2), "--algorithm.batch.num_responses", "2",
         *words,
     )  # fmt: skip
 
@@ -43,31 +44,40 @@ def test_machines_have_ranks_engines_or_both() -> None:
 
 
 def test_routes_are_counted_where_they_are_stored():
-    """A machine of ranks has mu's record and its share of the ranks' own: two where old routes naturally, three where
-    it replays or predicts. One of engines has its share of what they sampled, also of each batch ahead; a machine of
-    both has both. Without replay there are as many as under R2, since engines and ranks record unasked; without experts
-    none."""
+    """A machine of ranks has mu's records of the responses that are dealt to it, in the old pass and again in the
+    updates that replay them, and its share of the ranks' own: two where old routes naturally, three where it replays or
+    predicts. One of engines has its share of what they sampled, also of each batch ahead; a machine of both has both.
+    Without replay there are as many as under R2, since engines and ranks record unasked; without experts none."""
     config = recipe()
     responses = config.algorithm.batch.num_prompts * config.algorithm.batch.num_responses
     one = routing_bytes(QWEN, responses * 34_816)
     assert one == responses * 34_816 * 48 * 8
 
-    def stored(*words: str) -> float:
-        return host_memory(recipe(*words), QWEN).parts["routing records"] / one
+    def stored(*words: str) -> list[float]:
+        changed = recipe(*words)
+        return [routes(machine, changed, QWEN, 34_816) / one for machine in machines(changed)]
 
     num = -(-config.training.num_ranks // 8)
-    assert stored() == pytest.approx(1 + 3 / num)
+    assert stored() == pytest.approx([1 / num + 3 / num, 1 / num])  # 16 engines of 2 GPUs are on 4 machines
     for mode in ("R2", "none"):
-        assert stored("--algorithm.replay.mode", mode) == pytest.approx(1 + 2 / num)
+        assert stored("--algorithm.replay.mode", mode)[0] == pytest.approx(1 / num + 2 / num)
+    # Of what others made, a machine reads in the updates as much as is dealt to it.
+    several, again = ("--algorithm.batch.num_minibatches", "4"), (1 - 1 / num) / num
+    assert stored(*several)[0] == pytest.approx(1 / num + again + 3 / num)
+    for mode in ("R2", "none"):
+        assert stored("--algorithm.replay.mode", mode, *several)[0] == pytest.approx(1 / num + 2 / num + again)
+    assert stored("--algorithm.replay.mode", "Pr2", *several)[0] == pytest.approx(1 / num + 3 / num + again)
     for k in (1, 3):
         ahead = ("--schedule.steps_off", str(k), "--schedule.max_staleness", str(k))
         apart = recipe("--cluster.placement", "separate", *ahead)
-        routes = [stored_routes(machine, apart, QWEN, 34_816) / one for machine in machines(apart)]
-        assert routes == pytest.approx([1 + 3 / num, (1 + k) / 4])  # 16 engines of 2 GPUs are on 4 machines
-        assert stored("--cluster.placement", "separate", *ahead) == pytest.approx(max(routes))
-        assert stored("--cluster.gpus_per_node", "64", "--cluster.num_nodes", "1", *ahead) == pytest.approx(1 + k + 3)
+        assert stored("--cluster.placement", "separate", *ahead) == pytest.approx([4 / num, (1 + k) / 4])
+        most = max(stored("--cluster.placement", "separate", *ahead))
+        assert max(host_memory(apart, QWEN).parts["routing records"] / one, 4 / num) == pytest.approx(most)
+        assert stored("--cluster.gpus_per_node", "64", "--cluster.num_nodes", "1", *ahead) == pytest.approx([1 + k + 3])
     wide = ("--training.num_ranks", "16", "--training.expert_parallel", "8", "--cluster.num_nodes", "2")
-    assert stored(*wide) == pytest.approx(1 + 3 / 2)
+    assert stored(*wide)[0] == pytest.approx(1 / 2 + 3 / 2)
+    colocated = ("--cluster.placement", "colocated", "--cluster.num_nodes", "4", "--rollout.num_engines", "16")
+    assert stored(*colocated) == pytest.approx([1 / 4 + (1 - 1 / 4) / num + 3 / num])
     dense = replace(QWEN, dense_layers=tuple(range(48)))
     assert "routing records" not in host_memory(config, dense).parts
     for shape, found in ((QWEN, one), (dense, None)):
@@ -76,31 +86,76 @@ def test_routes_are_counted_where_they_are_stored():
         assert metric_payloads(unreplayed, shape).get("transfer/routes_bytes") == found
 
 
+def test_small_responses_share_an_object() -> None:
+    """An object has at least a MiB: where responses have less, a machine fetches the others in it, too. A part that the
+    replicas of a machine share is dealt to it as a whole."""
+    config = recipe()
+    (of_ranks, _), responses = machines(config), 1024
+    for tokens, together in ((2_731, 1), (2_730, 2), (700, 4), (170, 16), (1, 16)):  # 2**20 / 384 = 2,730.7
+        share = routes(of_ranks, config, QWEN, tokens) / routing_bytes(QWEN, responses * tokens) - 3 / 4
+        assert share == pytest.approx(1 - (3 / 4) ** together), tokens
+    assert [dealt(recipe(*words)) for words in (
+        (), ("--training.tensor_parallel", "1"), ("--training.context_parallel", "4"),
+        ("--training.pipeline_parallel", "2"), ("--training.pipeline_parallel", "4"), ("--cluster.gpus_per_node", "4"),
+    )] == [1 / 4, 1 / 4, 1 / 2, 1 / 2, 1, 1 / 8]  # fmt: skip
+
+
+def test_what_updates_read_of_old_is_fetched_as_it_is_dealt() -> None:
+    """Logits, router scores and likeliest tokens of the old pass stay where they were made, if there is one mini-batch;
+    with several a machine fetches its objects of the other three's."""
+    shifted = ("--algorithm.objective.correction.name", "token_tis", "--algorithm.objective.router_shift_floor", "0.8")
+    centred = ("--algorithm.objective.centering", "top_k", "--algorithm.objective.centering_k", "8")
+    for num, others in ((1, 0), (2, 3 / 4)):
+        several = ("--algorithm.batch.num_minibatches", str(num))
+        config, tokens = recipe(*shifted, *several), recipe(*centred, *several)
+        of_ranks, of_engines = machines(config)
+        # A rank has a fourth of the 64 rows of a response, 0.4 MB: three share an object.
+        logits = compared_logits(of_ranks, config, QWEN, False) / router_logit_bytes(QWEN, 2**16)
+        assert logits == pytest.approx((1 + others * (1 - (3 / 4) ** 3) / (1 / 4)) / 4)
+        scores = router_scores(of_ranks, config, QWEN, 34_816, False) / routing_bytes(QWEN, 1024 * 34_816, 4)
+        assert scores == pytest.approx((1 + others) / 4)
+        assert compared_logits(of_engines, config, QWEN, True) == 0
+        # Mu's take 8 bytes a token and place, old's 4.
+        found = likeliest_tokens(of_ranks, tokens, QWEN, 34_816) / (1024 * 32_768 * 8 * 4)
+        assert found == pytest.approx((2 + 1) * (1 + others) / 4)
+
+
 @pytest.fixture(scope="module")
-def two_stores() -> dict[str, float]:
-    """The contents of two machines' stores, from a process of its own: Ray's simulated cluster is global."""
-    words = [sys.executable, "-m", two_machines.__name__]
+def stores() -> dict[str, float]:
+    """The contents of three machines' stores, from a process of its own: Ray's simulated cluster is global."""
+    words = [sys.executable, "-m", three_machines.__name__]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     return json.loads(printed.splitlines()[-1])
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_two_machines_hold_what_is_counted(two_stores: dict[str, float]) -> None:
-    """Engines on one machine and ranks on another, one step off: the engines' store has both batches, and the ranks'
-    the batch that they fetched and their own two records, to 1%."""
-    ones = ("training.num_ranks", "training.tensor_parallel", "training.expert_parallel", "rollout.num_engines",
+@pytest.mark.parametrize(("mode", "num_minibatches"), [("R3", 1), ("R3", 2), ("R2", 2)])
+def test_three_machines_hold_what_is_counted(mode: str, num_minibatches: int, stores: dict[str, float]) -> None:
+    """Engines on one machine and a rank on each of two others, one step off: the engines' store has both batches. A
+    rank's has mu's routes of its own responses, not of all, and the experts that its own pass used and would have
+    chosen. An update whose responses are dealt anew fetches those that it lacks of what it replays, and no others'
+    natural experts; all to 1%."""
+    ones = ("training.tensor_parallel", "training.expert_parallel", "rollout.num_engines",
             "rollout.tensor_parallel", "cluster.gpus_per_node")  # fmt: skip
-    config = lagging(*(word for name in ones for word in (f"--{name}", "1")))
-    rows = routing_bytes(QWEN, two_machines.RESPONSES * two_machines.TOKENS)
-    planned = [stored_routes(m, config, QWEN, two_machines.TOKENS, has_updates=False) / rows for m in machines(config)]
-    assert planned == [3, 2]
-    assert [two_stores["ranks"], two_stores["engines"]] == pytest.approx(planned, rel=0.01)
+    sizes = ("--training.num_ranks", "2", "--algorithm.batch.num_minibatches", str(num_minibatches))
+    words = (*(word for name in ones for word in (f"--{name}", "1")), *sizes, "--algorithm.replay.mode", mode)
+    config, tokens = lagging(*words), three_machines.TOKENS
+    rows = routing_bytes(QWEN, three_machines.RESPONSES * tokens)
+    planned = [routes(machine, config, QWEN, tokens, has_updates=False) / rows for machine in machines(config)]
+    # R2's ranks read here what R3's did before.
+    done = {("R3", 1): "old", ("R3", 2): "R3", ("R2", 2): "R2"}[mode, num_minibatches]
+    before = {"old": 0, "R3": 0, "R2": 1 / 4 + 1 / 2}[done]  # mu's again, and natural experts
+    assert planned == pytest.approx({"old": [3 / 2, 2], "R3": [7 / 4, 2], "R2": [5 / 4, 2]}[done])
+    for i in range(2):
+        assert stores[f"{done}, ranks {i}"] - before == pytest.approx(planned[0], rel=0.01)
+    assert stores[f"{done}, engines"] == pytest.approx(planned[1], rel=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_push_does_not_go_through_the_drivers_machine(two_stores: dict[str, float]) -> None:
+def test_a_push_does_not_go_through_the_drivers_machine(stores: dict[str, float]) -> None:
     """Weights stay where a rank put them until an engine fetches them: none on the driver's machine, to 1%."""
-    assert two_stores["push, ranks"] == pytest.approx(1, rel=0.01)
-    assert two_stores["push, engines"] == pytest.approx(0, abs=0.01)
+    assert stores["push, ranks 0"] == pytest.approx(1, rel=0.01)
+    for name in ("engines", "ranks 1"):
+        assert stores[f"push, {name}"] == pytest.approx(0, abs=0.01)

@@ -115,14 +115,15 @@ def test_predictor_and_reference_are_counted_where_there_are_some():
 
 
 def test_likeliest_tokens_are_counted_as_they_are_recorded():
-    """Plan's bytes are those of a record of as many tokens; without centering there are none, `full` is all of V."""
+    """Plan's bytes are those of a record of as many tokens, of which each machine has a share; without centering there
+    are none, `full` is all of V."""
     centred = recipe("--algorithm.objective.centering", "top_k", "--algorithm.objective.centering_k", "8")
     algorithm = centred.algorithm.build()
     tokens = algorithm.num_prompts * algorithm.num_responses * algorithm.max_tokens
     top = TopTokens.of(torch.zeros(7, QWEN.vocab_size), 8, torch.tensor([0, 7]))
     payload = step_payloads(centred, QWEN)
     assert payload["mu's likeliest tokens"] == top.num_bytes // 7 * tokens == 8 * (4 + 4) * tokens
-    assert host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens
+    assert host_memory(centred, QWEN).parts["mu's likeliest tokens"] == 8 * (4 + 4 + 4) * tokens // 4  # machines
     name = "mu's likeliest tokens of a micro-batch"
     last = centred.training.pipeline_parallel - 1
     budget = centred.training.max_tokens_per_micro_batch
@@ -138,7 +139,8 @@ def test_likeliest_tokens_are_counted_as_they_are_recorded():
 
 def test_router_logits_are_counted_where_they_are_made():
     """Without a predictor, old's and pi's logits of 2**16 rows of the batch at most, shared out over the machines; with
-    one, pi's on the rows that it learns from, beside what it learns from."""
+    one, pi's on the rows that it learns from, beside what it learns from. Where updates learn, a machine fetches as
+    much of the others' features as is dealt to it."""
     name, num = "router logits that are compared", 64 * 16
     machines = -(-recipe().training.num_ranks // 8)
     for mode in ("none", "R2", "R3"):
@@ -147,13 +149,16 @@ def test_router_logits_are_counted_where_they_are_made():
         assert "router features" not in parts
     predicted = host_memory(recipe("--algorithm.replay.mode", "Pr2"), QWEN).parts
     assert predicted[name] == num * 2048 * 4 * 48 * 128 // machines
-    assert predicted["router features"] == num * 2048 * 48 * (2 * 2048 + 4 * 128)
+    whole = num * 2048 * 48 * (2 * 2048 + 4 * 128)
+    assert machines == 4 and predicted["router features"] == whole // 4
+    words = ("--algorithm.replay.mode", "Pr2", "--algorithm.batch.num_minibatches", "2")
+    assert host_memory(recipe(*words), QWEN).parts["router features"] == whole // 4 + whole * 3 // 16
     assert name not in host_memory(recipe(), replace(QWEN, dense_layers=tuple(range(48)))).parts
 
 
 def test_routers_scores_are_counted():
-    """Old's scores are 4 bytes for each of L x K experts of a token, moved once and held by every machine; pi's, of one
-    mini-batch, are on the machines that made them."""
+    """Old's scores are 4 bytes for each of L x K experts of a token, on the machines that made them and on those to
+    which updates deal their responses; pi's, of one mini-batch, are on the machines that made them."""
     words = ("--algorithm.objective.correction.name", "token_tis")  # on old/mu: the ratio that is scaled stays apart
     words += ("--algorithm.batch.num_minibatches", "4")
     shifted = recipe(*words, "--algorithm.objective.router_shift_floor", "0.8")
@@ -162,7 +167,7 @@ def test_routers_scores_are_counted():
     assert step_payloads(shifted, QWEN)["old's router scores, float32"] == expected
     name, machines = "router scores of old and pi", shifted.training.num_ranks // shifted.cluster.gpus_per_node
     of_pi = -(-expected // (algorithm.num_minibatches * machines))
-    assert machines > 1 and host_memory(shifted, QWEN).parts[name] == expected + of_pi
+    assert machines == 4 and host_memory(shifted, QWEN).parts[name] == expected // 4 + expected * 3 // 16 + of_pi
     assert name not in host_memory(recipe(), QWEN).parts
 
 

@@ -11,10 +11,10 @@ import torch
 
 from lab.backlog import to_tensors
 from scaled.config import ScaledRun
-from scaled.plan import compute, payloads
+from scaled.plan import compute, payloads, records
 from scaled.plan.hardware import gpu_named
-from scaled.plan.host_memory import host_memory
 from scaled.plan.in_progress import rollout_load
+from scaled.plan.machines import machines
 from scaled.plan.passes import quantiles
 from scaled.plan.summary import assumptions, make_plan, step_payloads
 from tests.scaled.plan_world import QWEN, loaded
@@ -88,10 +88,14 @@ def test_seconds_and_flops_follow() -> None:
     assert wasteful > 1.5 * slow
 
 
-def test_responses_in_progress_have_routes_on_every_machine() -> None:
-    """mu's record grows with the prompts in progress; the ranks' records do not."""
-    plain, more = (host_memory(recipe(n), QWEN).parts["routing records"] for n in (0, 16))
-    assert more - plain == 16 * G * payloads.routing_bytes(QWEN, 34_816)
+def test_responses_in_progress_have_routes_where_they_were_sampled() -> None:
+    """mu's record grows with the prompts in progress on the machines of engines; those of ranks have what they train
+    on."""
+    of_ranks, of_engines = machines(recipe(0))
+    plain, more = (records.routes(of_engines, recipe(n), QWEN, 34_816) for n in (0, 16))
+    assert more - plain == 16 * G * payloads.routing_bytes(QWEN, 34_816) // 4
+    plain, more = (records.routes(of_ranks, recipe(n), QWEN, 34_816) for n in (0, 16))
+    assert plain == more > 0
     plain, more = (step_payloads(recipe(n), QWEN)["mu's routing records, int8"] for n in (0, 16))
     assert more == plain * 80 // 64
 

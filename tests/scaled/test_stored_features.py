@@ -49,8 +49,8 @@ def predictor(seed: int = 0) -> dict[int, Tensor]:
 
 
 def travelled(features: RouterFeatures, num: int, group: HereGroup, home: int = 0) -> StoredFeatures:
-    """The features as their receiver has them, hidden states and logits in `num` objects and nowhere else."""
-    parcel, *stored = pack_apart({"features": features}, num)
+    """The features as their receiver has them, hidden states and logits in `num` objects each and nowhere else."""
+    parcel, *stored = pack_apart({"features": features}, 2 * num, least=1)
     assert all(len(entry.shape) < 3 for entry in parcel.bucket.entries), "rows of layers travelled"
     return unpack_apart(parcel, stored, group, home)["features"]
 
@@ -71,7 +71,7 @@ def of_ranks(features: RouterFeatures, group: HereGroup) -> RouterFeatures:
     """The features from those ranks' parts."""
     there = []
     for home, part in enumerate(parts_of(features)):
-        parcel, *stored = pack_apart(part)
+        parcel, *stored = pack_apart(part, 16)
         there.append(unpack_apart(parcel, stored, group, home))
     found = local_features(BatchSizes((12,) * len(features), 1), there)
     assert found is not None
@@ -225,7 +225,7 @@ class Apart:
             return method
 
         def call(*arguments: Any) -> Any:
-            parcel, *stored = pack_apart(method(*unpack(pack(arguments))), 2)
+            parcel, *stored = pack_apart(method(*unpack(pack(arguments))), 16, least=64)
             return unpack_apart(parcel, stored, self.group, 0)
 
         return call

@@ -51,7 +51,7 @@ def draw_record(seed: int, num_rows: Sequence[int], missing: float = 0.0) -> Rou
 
 def travelled(record: RoutingRecord, num: int, group: HereGroup, home: int = 0) -> StoredRecord:
     """The record as its receiver has it, its ids in `num` objects."""
-    parcel, *stored = pack_apart({"record": record}, num)
+    parcel, *stored = pack_apart({"record": record}, num, least=1)
     assert all(entry.dtype != "int8" for entry in parcel.bucket.entries), "ids travelled with the answer"
     return unpack_apart(parcel, stored, group, home)["record"]
 
@@ -128,12 +128,14 @@ def test_metrics_of_ranks_are_those_of_one_process(seed: int, rows: list[int], n
 
 
 def test_what_comes_back_is_numbers_of_rows_not_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two whole numbers a row from each stage, also where ranks compare a response at a time."""
+    """Two whole numbers a row from each stage, also where ranks compare a response at a time; each rank counts its own
+    rows."""
     monkeypatch.setattr(stretches, "BLOCK_BYTES", 1)
     group, mu, old = HereGroup(4), draw_record(0, [400, 300, 5]), draw_record(1, [400, 300, 5])
     stored_mu, stored_old = travelled(mu, 2, HereGroup(1)), of_ranks(old, group)
     assert routing_metrics(stored_mu, stored_old) == routing_metrics(mu, old)
     assert sum(group.num_bytes) < 2 * 2 * 4 * 705 + 4 * 2000
+    assert min(group.num_bytes) > 2 * 4 * 300
 
 
 def test_blocks_are_whole_responses_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +189,7 @@ def test_parts_of_ranks_become_the_same_scores_wherever_their_routes_are() -> No
     """Experts, natural experts and router scores of stored parts are those of parts in this process."""
     old, used = draw_record(1, [5, 2, 6]), draw_record(2, [5, 2, 6])
     group, here = HereGroup(4), rank_parts(old, used, T=4)
-    travelling = [pack_apart(part) for part in here]
+    travelling = [pack_apart(part, 16) for part in here]
     there = [unpack_apart(parcel, stored, group, i) for i, (parcel, *stored) in enumerate(travelling)]
     local, remote = assemble_scores(here), assemble_scores(there)
     for name, record in (("experts", used), ("natural", old)):

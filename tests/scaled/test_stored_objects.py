@@ -1,0 +1,114 @@
+"""Laws of the objects in which an answer's largest tensors lie: whole responses of one kind, neither small nor many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaled.cluster import storing
+from scaled.cluster.storing import pack_apart, stored_rollouts, unpack_apart
+from scaled.megatron_engine.parts import RoutePart
+from scaled.objects import LEAST_BYTES, OF_ENGINE
+from tests.contracts import worlds
+from tests.scaled.test_stored_features import draw_features
+from tests.scaled.test_stored_routes import LAYERS, ROWS, SLOTS, HereGroup, draw_record
+from tests.scaled.test_stored_tokens import draw_top
+from theory.contracts import Sampling
+from theory.routing.features import RouterFeatures
+
+pytestmark = pytest.mark.usefixtures("references_are_objects")
+
+ROW_BYTES = len(LAYERS) * SLOTS
+"""Of int8."""
+
+
+def part(num_rows: Sequence[int]) -> RoutePart:
+    """A rank's part of these responses with all that it may have, features on each row."""
+    used, natural = draw_record(1, num_rows), draw_record(2, num_rows)
+    made = draw_features(3, num_rows)
+    scores = RouterFeatures(made.rows, made.offsets, None, used.experts.float(), LAYERS)
+    return RoutePart(tuple(range(len(num_rows))), 0, LAYERS, used, natural, made, scores)
+
+
+def references(stored: Any) -> set[int]:
+    """The objects of a stored record, stored rows or rows of tokens."""
+    return {id(source.reference) for source in stored.sources}
+
+
+def sizes(buckets: Sequence[Any]) -> list[int]:
+    """Bytes of the tensors of each bucket."""
+    return [sum(entry.num_bytes for entry in bucket.entries) for bucket in buckets if bucket is not None]
+
+
+def test_each_kind_has_objects_of_its_own() -> None:
+    """Experts used, natural experts, hidden states, logits, router scores, ids and log-probabilities of tokens: who
+    fetches one of them fetches none of the others."""
+    parcel, *stored = pack_apart([part([3, 4]), part([5, 2]), draw_top(0, [3, 4])], 32, least=1)
+    first, second, top = unpack_apart(parcel, stored, HereGroup(1), 0)
+    kinds: list[set[int]] = [references(top.id_rows), references(top.logp_rows)]
+    for take in (
+        lambda one: one.used,
+        lambda one: one.natural,
+        lambda one: one.features.stored_hidden,
+        lambda one: one.features.stored_logits,
+        lambda one: one.scores.stored_logits,
+    ):
+        kinds.append(references(take(first)) | references(take(second)))
+    assert len(set.union(*kinds)) == sum(map(len, kinds)) == sum(bucket is not None for bucket in stored)
+    assert {len(kind) for kind in kinds[2:]} == {4} and {len(kind) for kind in kinds[:2]} == {2}
+
+
+@given(st.lists(ROWS, min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 6 * ROW_BYTES))
+def test_objects_have_whole_responses_and_are_neither_small_nor_many(
+    parts: list[list[int]], num: int, least: int
+) -> None:
+    """All but the last have `least` bytes, and with room enough none has much more. If they would be more than `num`,
+    they are fewer and larger. No response is in two."""
+    value = [{"record": draw_record(i, rows)} for i, rows in enumerate(parts)]
+    parcel, *stored = pack_apart(value, num, least)
+    roomy, longest = sizes(pack_apart(value, 64, least)[1:]), max(map(max, parts)) * ROW_BYTES
+    # A record's rest lies with the first piece of the next, which ends at the response that makes it large enough.
+    assert all(size < 2 * least + longest for size in roomy)
+    for found in (sizes(stored), roomy):
+        assert sum(found) == sum(map(sum, parts)) * ROW_BYTES
+        assert all(size >= least for size in found[:-1])
+    assert len(stored) == num and (sizes(stored) == roomy or len(roomy) > num)
+    got = unpack_apart(parcel, stored, HereGroup(1), 0)
+    for one, rows, here in zip(got, parts, value, strict=True):
+        assert torch.equal(one["record"].experts, here["record"].experts)
+        # Responses without rows have a stretch, too.
+        assert one["record"].stretches.response_S.tolist() == list(range(len(rows)))
+
+
+def test_responses_of_a_mebibyte_have_an_object_each() -> None:
+    """At their own size: a response of fewer bytes shares its object, a longer one does not."""
+    least = LEAST_BYTES // ROW_BYTES
+    _, *stored = pack_apart({"record": draw_record(0, [least, least + 5, 10, least // 2, least // 2, 7])}, OF_ENGINE)
+    rows = [size // ROW_BYTES for size in sizes(stored)]
+    assert rows == [least, least + 5, 10 + 2 * (least // 2), 7]
+
+
+def test_kinds_without_room_are_refused() -> None:
+    """An answer of more kinds than objects is an error that has both numbers."""
+    with pytest.raises(ValueError, match="expected room for objects of 5 kinds, got 4"):
+        pack_apart(part([3, 4]), 4)
+
+
+def test_restored_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a checkpoint holds of responses is put into the store as an engine's answer, and no empty object with it."""
+    put: list[Any] = []
+
+    def kept(bucket: Any) -> Any:
+        put.append(bucket)
+        return bucket
+
+    monkeypatch.setattr(storing.ray, "put", kept)
+    rollouts = worlds.rollout_engine("exact", worlds.model()).generate(worlds.prompts(3), Sampling(6, 2, seed=1))
+    found = stored_rollouts(rollouts, HereGroup(1))
+    assert rollouts.experts is not None and torch.equal(found.experts.experts, rollouts.experts.experts)
+    assert len(put) == 1 and stored_rollouts(None, HereGroup(1)) is None
