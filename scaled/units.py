@@ -1,4 +1,5 @@
-"""The ranks that share a machine, and the groups of ranks that do not: for the cluster and for its plan."""
+"""The ranks that share a machine, the groups of ranks that do not, and what each machine gets: for the cluster and for
+its plan."""
 
 from __future__ import annotations
 
@@ -48,4 +49,49 @@ def unit_of(config: ScaledRun, node_gpus: int) -> Unit:
     return Unit(size, tuple(spans))
 
 
-__all__ = ["Unit", "unit_of"]
+@dataclass(frozen=True)
+class Share:
+    """The numbers of ranks and of engines on a machine; colocated engines are on the machine of their ranks."""
+
+    ranks: int
+    engines: int
+
+
+def shares(config: ScaledRun, node_gpus: int) -> list[Share]:
+    """What each machine gets where all have `node_gpus` GPUs, every one free, in the order of the ranks.
+
+    Units (`unit_of`) and engines are whole on a machine. Ray packs them from the largest to the smallest and fills a
+    machine with all that still fit before it takes the next (tests/scaled/few_machines.py asks it). On machines of up
+    to 8 GPUs no other packing takes fewer machines; on 9 one may: two machines have room for 6 units of 2 and 2 engines
+    of 3, and Ray takes three. Raises ConfigError where a unit or an engine needs more GPUs than a machine has.
+    """
+    ranks, width, number = config.training.num_ranks, config.rollout.tensor_parallel, config.rollout.num_engines
+    is_colocated, size = config.cluster.placement == "colocated", unit_of(config, node_gpus).size
+    if width > node_gpus:
+        raise ConfigError(
+            f"rollout.tensor_parallel: expected an engine within a machine of {node_gpus} GPUs, got {width}"
+        )
+    units, engines = -(-ranks // size), 0 if is_colocated else number
+    machines = []
+    while units or engines:
+        # Of equal sizes units come first: they have a CPU for each rank, and an engine has one.
+        own_engines = min(engines, node_gpus // width) if width > size else 0
+        own_units = min(units, (node_gpus - own_engines * width) // size)
+        if width <= size:
+            own_engines = min(engines, (node_gpus - own_units * size) // width)
+        units, engines = units - own_units, engines - own_engines
+        machines.append((own_units, own_engines))
+    # The ranks begin on the machines with the most units (`ray_cluster.by_node`).
+    machines.sort(key=lambda own: -own[0])
+    found, start = [], 0
+    for own_units, own_engines in machines:
+        stop = min(ranks, start + own_units * size)
+        if is_colocated:
+            # An engine is where its first rank is: its other ranks share the unit.
+            own_engines = sum(start <= first < stop for first in range(0, number * width, width))
+        found.append(Share(stop - start, own_engines))
+        start = stop
+    return found
+
+
+__all__ = ["Share", "Unit", "shares", "unit_of"]

@@ -3,6 +3,10 @@
 The ranks of a TP group, and of an EP group that fits, share a machine. Separate placement gives ranks and engines
 their own GPUs. Colocated placement puts engine i on the GPUs of ranks [i * TP, (i + 1) * TP); they take turns. Where
 the cluster has no GPU, places are CPUs.
+
+Ray packs greedily, the largest bundle first, each on the machine with most free: `units.shares` has the machines that
+this takes. Where others use GPUs it may miss a packing: with 8 and 6 free, a unit of 6 goes to the 8, and one of two
+engines of 4 finds no place.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
 from scaled.megatron_engine.parallel import check_layout
-from scaled.units import unit_of
+from scaled.units import shares, unit_of
 from scaled.vllm_engine.quantize import check_precision
 
 
@@ -74,18 +74,15 @@ def gpus_needed(config: ScaledRun) -> int:
     return max(ranks, engines) if config.cluster.placement == "colocated" else ranks + engines
 
 
+def machines_needed(config: ScaledRun) -> int:
+    """Machines of cluster.gpus_per_node GPUs that the run's start takes, if all are free: `units.shares`."""
+    return len(shares(config, config.cluster.gpus_per_node))
+
+
 def check_places(config: ScaledRun) -> None:
-    """Raises ConfigError where the cluster has too few GPUs, or where one engine would span two machines."""
-    cluster, need = config.cluster, gpus_needed(config)
-    have = cluster.num_nodes * cluster.gpus_per_node
+    """Raises ConfigError where the cluster has too few GPUs or machines, or one engine would span two of them."""
+    cluster = config.cluster
     config.require_shared_gpus()
-    if need > have:
-        raise ConfigError(
-            f"cluster.num_nodes: expected at least {need} GPUs for {config.training.num_ranks} ranks and "
-            f"{config.rollout.num_engines} engines of {config.rollout.tensor_parallel}, {cluster.placement}, got "
-            f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {-(-need // cluster.gpus_per_node)} on"
-            "; `firstorder plan CONFIG --search` lists layouts of the GPUs that there are"
-        )
     if config.training.tensor_parallel > cluster.gpus_per_node:
         raise ConfigError(
             f"training.tensor_parallel: expected at most cluster.gpus_per_node = {cluster.gpus_per_node}, so that no "
@@ -96,7 +93,24 @@ def check_places(config: ScaledRun) -> None:
             f"rollout.tensor_parallel: expected a divisor of cluster.gpus_per_node = {cluster.gpus_per_node}, so that "
             f"no engine spans two machines, got {config.rollout.tensor_parallel}"
         )
-    unit_of(config, cluster.gpus_per_node)  # which colocated engines may refuse
+    need, have = gpus_needed(config), cluster.num_nodes * cluster.gpus_per_node
+    num_machines = machines_needed(config)
+    search = "; `firstorder plan CONFIG --search` lists layouts of the GPUs that there are"
+    actors = (
+        f"{config.training.num_ranks} ranks and {config.rollout.num_engines} engines of "
+        f"{config.rollout.tensor_parallel}, {cluster.placement}"
+    )
+    if need > have:
+        raise ConfigError(
+            f"cluster.num_nodes: expected at least {need} GPUs for {actors}, got "
+            f"{cluster.num_nodes} x {cluster.gpus_per_node} = {have}; fits from {num_machines} on{search}"
+        )
+    if num_machines > cluster.num_nodes:
+        size = unit_of(config, cluster.gpus_per_node).size
+        raise ConfigError(
+            f"cluster.num_nodes: expected at least {num_machines} machines of {cluster.gpus_per_node} GPUs for "
+            f"{actors}, as units of {size} ranks and engines are whole on a machine, got {cluster.num_nodes}{search}"
+        )
 
 
-__all__ = ["check_divides", "check_places", "divisors", "gpus_needed"]
+__all__ = ["check_divides", "check_places", "divisors", "gpus_needed", "machines_needed"]

@@ -36,6 +36,7 @@ def rollout_memory(config: ScaledRun, shape: ModelShape, lengths: Lengths | None
         name, tokens = f"KV of {num} sequences", in_progress.cached_tokens(num, *lengths, full)
     parts = {
         "weights": engine_weights(config, shape) // rollout.tensor_parallel,
+        "rotary table": rotary_bytes(config, shape),
         # TP is in it already: the heads that one GPU has.
         name: tokens * sequence_kv_bytes(config, shape) // full,
         "workspace": workspace,
@@ -60,6 +61,12 @@ def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
     return payloads.weight_bytes(shape, precision.weights, ELEMENT_BYTES[precision.compute])
 
 
+def rotary_bytes(config: ScaledRun, shape: ModelShape) -> int:
+    """Bytes of vLLM's cosines and sines of all positions of the model, which layers share and every GPU has whole."""
+    width = shape.head_dim if shape.latent_attention is None else shape.latent_attention.position_dim
+    return ELEMENT_BYTES[config.rollout.precision.compute] * shape.max_positions * width
+
+
 def bucket_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of a bucket of weights: cluster.bucket_mib, at least the largest weight, and at most all weights."""
     # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
@@ -80,5 +87,6 @@ def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 
 __all__ = [
-    "Lengths", "bucket_bytes", "engine_weights", "places_that_fit", "rollout_memory", "sequence_kv_bytes",
+    "Lengths", "bucket_bytes", "engine_weights", "places_that_fit", "rollout_memory", "rotary_bytes",
+    "sequence_kv_bytes",
 ]  # fmt: skip

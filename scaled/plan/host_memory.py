@@ -11,11 +11,12 @@ torch, CUDA: some GiB each) is not counted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import engine_memory, records
-from scaled.plan.machines import Machine, machines, with_ranks
+from scaled.plan.machines import Machine, machines, rank_numbers, with_ranks
 from scaled.plan.memory import GIB, Memory
 from scaled.plan.parameters import ELEMENT_BYTES, most_optimizer_bytes, rank_parameters
 
@@ -117,7 +118,7 @@ def _of_ranks(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
         # Without the version that engines hold, which every run keeps in the store for an engine's replacement.
         waiting = (config.schedule.steps_off - 1) * engine_memory.engine_weights(config, shape)
         parts["weights that wait for engines"] = -(-waiting // num_machines)
-    num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
+    num_ranks = max(rank_numbers(config))
     # Of weights that come from a GPU or are quantised; the memory is kept from push to push.
     parts["buckets that ranks keep"] = num_ranks * engine_memory.bucket_bytes(config, shape)
     return parts | _offloaded(config, shape)
@@ -127,7 +128,7 @@ def _offloaded(config: ScaledRun, shape: ModelShape) -> dict[str, int]:
     """The optimizer states that the ranks of a machine hold in CPU memory while engines are awake."""
     if "optimizer" not in (config.training.offload or ()):
         return {}
-    num_ranks = min(config.cluster.gpus_per_node, config.training.num_ranks)
+    num_ranks = max(rank_numbers(config))
     return {"optimizer states while engines are awake": num_ranks * most_optimizer_bytes(shape, config.training)}
 
 
@@ -236,8 +237,8 @@ def in_memory(config: ScaledRun, memory: Memory) -> Memory:
 
 def _most(config: ScaledRun, of_ranks: list[int]) -> int:
     """The sum over the ranks of the machine where it is largest."""
-    node = config.cluster.gpus_per_node
-    return max(sum(of_ranks[start : start + node]) for start in range(0, len(of_ranks), node))
+    numbers = rank_numbers(config)
+    return max(sum(of_ranks[end - number : end]) for number, end in zip(numbers, accumulate(numbers), strict=True))
 
 
 __all__ = [

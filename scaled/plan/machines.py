@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaled.config import ScaledRun
+from scaled.units import shares
 
 
 @dataclass(frozen=True)
@@ -16,21 +17,20 @@ class Machine:
 
 
 def machines(config: ScaledRun) -> tuple[Machine, ...]:
-    """Each kind of machine once. Ranks fill machines one after the other, and engines go on where they end, or lie over
-    them (colocated), as `cluster.ray_cluster` places them."""
-    ranks, engines = config.training.num_ranks, config.rollout.num_engines * config.rollout.tensor_parallel
-    first = 0 if config.cluster.placement == "colocated" else ranks
-    node = config.cluster.gpus_per_node
-    found = []
-    for start in range(0, max(ranks, first + engines), node):
-        own = min(start + node, first + engines) - max(start, first)
-        found.append(Machine(start < ranks, max(0, own) / engines))
+    """Each kind of machine once, as the run's start packs ranks and engines (`units.shares`)."""
+    engines = config.rollout.num_engines
+    found = (Machine(own.ranks > 0, own.engines / engines) for own in shares(config, config.cluster.gpus_per_node))
     return tuple(dict.fromkeys(found))
+
+
+def rank_numbers(config: ScaledRun) -> list[int]:
+    """The number of ranks of each machine that has some, in the order of the ranks, the largest first."""
+    return [own.ranks for own in shares(config, config.cluster.gpus_per_node) if own.ranks]
 
 
 def with_ranks(config: ScaledRun) -> int:
     """The number of machines that have ranks."""
-    return -(-config.training.num_ranks // config.cluster.gpus_per_node)
+    return len(rank_numbers(config))
 
 
-__all__ = ["Machine", "machines", "with_ranks"]
+__all__ = ["Machine", "machines", "rank_numbers", "with_ranks"]

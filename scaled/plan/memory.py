@@ -18,10 +18,21 @@ from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.plan import payloads
 from scaled.plan.parameters import ELEMENT_BYTES, optimizer_bytes, rank_parameters, stage_layers
+from scaled.plan.predictor_memory import predictor_step_bytes
 
 GIB = 2**30
 CONTEXT = 3 * GIB
 """Bytes of one process outside its tensors: CUDA context, NCCL buffers, workspaces."""
+
+
+WORKING = {
+    "activations", "logits", "replayed experts, int64", "features of a micro-batch",
+    "mu's likeliest tokens of a micro-batch",
+}  # fmt: skip
+"""The parts of a rank's memory that a micro-batch's backward frees."""
+
+PREDICTOR_STEP = "a predictor's step, beyond a micro-batch"
+"""What the step of a predictor takes beyond those parts."""
 
 
 @dataclass(frozen=True)
@@ -241,16 +252,22 @@ def training_memory(config: ScaledRun, shape: ModelShape, stage: int) -> Memory:
         # 16 bytes: W_p, its gradient and AdamW's two moments, all in fp32.
         parts["predictor and its optimizer"] = round(16 * payloads.predictor_parameters(shape) * share)
         parts["features of a micro-batch"] = round(cached * share)
+        # A predictor learns once a mini-batch's backward has freed its memory: only the larger need counts.
+        beyond = predictor_step_bytes(config, shape, stage) - sum(parts.get(name, 0) for name in WORKING)
+        if beyond > 0:
+            parts[PREDICTOR_STEP] = beyond
     parts["context and buffers"] = CONTEXT
     return Memory(f"training rank, stage {stage}", parts)
 
 
 def cached_rows(config: ScaledRun) -> int:
-    """Feature rows of the largest micro-batch: T_c per response; under a token budget all rows, of many short ones."""
+    """Feature rows of the largest micro-batch on a rank: T_c per response; under a token budget all rows, of many short
+    ones. TP and CP split them as they split positions."""
     training, num = config.training, config.algorithm.build().predictor.num_positions
+    rows = micro_batch_tokens(training, config.rollout.max_model_len)
     if training.max_tokens_per_micro_batch is None:
-        return num * training.micro_batch_size
-    return micro_batch_tokens(training, config.rollout.max_model_len)
+        rows = num * training.micro_batch_size
+    return -(-rows // (training.tensor_parallel * training.context_parallel))
 
 
 def peak_training_memory(config: ScaledRun, shape: ModelShape) -> Memory:
@@ -266,9 +283,7 @@ def resident_memory(config: ScaledRun, shape: ModelShape) -> Memory:
     """
     gone = {"gradients": "gradients, fp32", "optimizer": "optimizer states"}
     # By their names in `training_memory`: a part that is named neither here nor in `gone` counts as kept.
-    working = {"activations", "logits", "replayed experts, int64", "features of a micro-batch"}
-    working.add("mu's likeliest tokens of a micro-batch")
-    left_out = working | {gone[name] for name in config.training.offload or ()}
+    left_out = WORKING | {PREDICTOR_STEP} | {gone[name] for name in config.training.offload or ()}
     stages = [training_memory(config, shape, stage) for stage in range(config.training.pipeline_parallel)]
     kept = [Memory(one.where, {k: v for k, v in one.parts.items() if k not in left_out}) for one in stages]
     return max(kept, key=lambda memory: memory.total)

@@ -14,7 +14,7 @@ from scaled.config import ScaledRun
 from scaled.objects import LEAST_BYTES, OF_ENGINE, OF_RANK
 from scaled.pieces import SHARED_BY
 from scaled.plan import in_progress, payloads
-from scaled.plan.machines import Machine, with_ranks
+from scaled.plan.machines import Machine, rank_numbers, with_ranks
 from scaled.plan.parameters import ELEMENT_BYTES
 
 
@@ -24,7 +24,7 @@ def dealt(config: ScaledRun) -> float:
     # Stages are the slowest index of a rank's number: the ranks of a machine are neighbours at one stage, if it has as
     # many ranks.
     of_replica = training.tensor_parallel * training.context_parallel
-    own = -(-min(config.cluster.gpus_per_node, training.num_ranks) // of_replica)
+    own = -(-max(rank_numbers(config)) // of_replica)
     return min(1.0, own / training.data_parallel)
 
 

@@ -108,12 +108,11 @@ def search(
         for one in _layouts(config, placement, ranks, tally):
             try:
                 division.check_divides(one, shape)
-                # Any engines serve: those of one split all take the same number of GPUs.
-                division.check_places(with_fields(one, "rollout", **engines[0].rollout) if engines else one)
+                placed = _placed(one, engines)
             except ConfigError as error:
                 tally.add(f"does not divide: {str(error).split(':')[0]}")
                 continue
-            fitting = _fits(one, shape, gpu, engines, tally)
+            fitting = _fits(one, shape, gpu, placed, tally)
             if fitting is None:
                 continue
             if not _fits_machines(one, shape, gpu, tally):
@@ -199,6 +198,23 @@ def _engines(
         made.append(_Engines(fields, compute.rollout_seconds(one, shape, gpu, *lengths), wait_s, gib))
     # Of equally quick engines first those with the smallest share of a GPU, which leave ranks the most.
     yield from sorted(made, key=lambda engines: (engines.seconds, engines.rollout["gpu_memory_utilization"]))
+
+
+def _placed(one: ScaledRun, engines: list[_Engines]) -> list[_Engines]:
+    """The engines that have places beside these ranks; raises ConfigError where none have."""
+    if not engines:
+        division.check_places(one)
+    refused: dict[int, ConfigError] = {}
+    # All engines of a width take the same places.
+    for width, each in {each.rollout["tensor_parallel"]: each for each in engines}.items():
+        try:
+            division.check_places(with_fields(one, "rollout", **each.rollout))
+        except ConfigError as error:
+            refused[width] = error
+    placed = [each for each in engines if each.rollout["tensor_parallel"] not in refused]
+    if refused and not placed:
+        raise next(iter(refused.values()))
+    return placed
 
 
 def _fits(one: ScaledRun, shape: ModelShape, gpu: Gpu, engines: list[_Engines], tally: _Tally) -> _Engines | None:

@@ -74,6 +74,7 @@ class Plan:
                 "num_nodes": cluster.num_nodes,
                 "gpus_per_node": cluster.gpus_per_node,
                 "gpus_needed": division.gpus_needed(self.config),
+                "machines_needed": division.machines_needed(self.config),
                 "placement": cluster.placement,
             },
             "layout": {

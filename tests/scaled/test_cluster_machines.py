@@ -1,4 +1,4 @@
-"""Laws of places on several machines, asked of a real Ray that simulates eight of them: groups that fit share one."""
+"""Laws of places on machines that Ray simulates: groups that fit share one, and as many suffice as a plan says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import permutations
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from scaled.config import TrainingBlock
-from tests.scaled import eight_machines
+from scaled.units import shares
+from tests.scaled import eight_machines, few_machines
 from tests.scaled.eight_machines import ACTING, CASES, GPUS, JOINED
 
 pytestmark = pytest.mark.slow
@@ -23,13 +25,23 @@ WIDER = {"EP 16": "EP", "CP 8": "CP", "pieces, EP 16": "EP", "pieces, EP 16, col
 """The groups that are larger than a machine."""
 
 
+def printed(module: ModuleType) -> dict[str, Any]:
+    """What the module prints, from a process of its own: Ray's simulated cluster is global."""
+    # Warnings, too, go to its stderr, which a failure shows.
+    done = subprocess.run([sys.executable, "-m", module.__name__], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """The places, from a process of its own: Ray's simulated cluster is global."""
-    words = [sys.executable, "-m", eight_machines.__name__]
-    # Warnings, too, go to its stderr, which a failure shows.
-    printed = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return json.loads(printed.splitlines()[-1])
+    """The places on eight machines."""
+    return printed(eight_machines)
+
+
+@pytest.fixture(scope="module")
+def few() -> dict[str, Any]:
+    """Those on as many machines as a plan says, and the refusals on one less."""
+    return printed(few_machines)
 
 
 def groups_of(training: TrainingBlock) -> dict[str, list[list[int]]]:
@@ -108,3 +120,12 @@ def test_what_no_machine_has_free_is_said(found: dict[str, Any]) -> None:
         "cluster.address: expected 4 x (8 CPUs and 8 GPUs), 8 x (1 CPUs and 2 GPUs) free, each on one machine, got no "
         "placement within 2 s"
     )
+
+
+@pytest.mark.parametrize("name", few_machines.CASES)
+def test_a_plans_machines_are_those_that_a_start_needs(name: str, few: dict[str, Any]) -> None:
+    """Ray places a run on as many free machines as the plan says, each with the ranks and engines that it says, and on
+    one less none."""
+    planned = shares(few_machines.config_of(name), few_machines.CASES[name][0])
+    assert sorted(few[name]["enough"]) == sorted([own.ranks, own.engines] for own in planned)
+    assert few[name]["fewer"].endswith("each on one machine, got no placement within 2 s")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from firstorder.worlds import Schemas
 from lab.config.load import load
@@ -15,9 +19,10 @@ from lab.strict import ConfigError
 from scaled.cluster import interface, ray_cluster
 from scaled.cluster.ray_cluster import Place, by_node, places_of
 from scaled.config import ScaledRun
-from scaled.plan.division import check_places
+from scaled.plan.division import check_places, machines_needed
+from scaled.plan.feasibility import with_fields
 from scaled.plan.summary import assumptions, make_plan
-from scaled.units import Unit, unit_of
+from scaled.units import Share, Unit, shares, unit_of
 from tests.scaled import cluster_world
 
 
@@ -27,6 +32,7 @@ def recipe(*overrides: str) -> ScaledRun:
     return config
 
 
+ROLES: tuple[ray_cluster.Role, ...] = ("rank", "engine")
 COLOCATED = ("--cluster.placement", "colocated", "--rollout.num_engines", "16", "--rollout.tensor_parallel", "2")
 
 
@@ -111,6 +117,74 @@ def test_engines_too_wide_for_whole_groups_are_refused_by_the_plan_too() -> None
     config = recipe("--cluster.placement", "colocated", "--cluster.gpus_per_node", "6", *words)
     with pytest.raises(ConfigError, match=r"^training.tensor_parallel: expected .* machine of 6 GPUs, got 12$"):
         check_places(config)
+
+
+def packed(bundles: list[dict[str, float]], node_gpus: int, number: int) -> list[str] | None:
+    """The machine of each bundle by Ray's PACK strategy on `number` free machines; None where they do not suffice."""
+    left = sorted(range(len(bundles)), key=lambda b: (-bundles[b]["GPU"], -bundles[b]["CPU"]))
+    nodes = [""] * len(bundles)
+    for machine in range(number):
+        free = float(node_gpus)
+        for b in left.copy():
+            if bundles[b]["GPU"] <= free:
+                free -= bundles[b]["GPU"]
+                nodes[b] = f"{machine:03}"
+                left.remove(b)
+    return None if left else nodes
+
+
+SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
+
+
+@settings(max_examples=max(300, settings().max_examples))
+@given(
+    SIZES, SIZES, SIZES, SIZES, st.integers(1, 5), st.integers(1, 12),
+    st.sampled_from([4, 6, 8, 9, 16]), st.sampled_from(["separate", "colocated"]),
+)  # fmt: skip
+def test_the_plan_packs_as_the_start(
+    tp: int, ep: int, cp: int, width: int, times: int, engines: int, node_gpus: int, placement: str
+) -> None:
+    """The start's bundles fit on as many machines as the plan says and on no fewer, and each machine then has the ranks
+    and engines that the plan says, in the same order."""
+    assume(tp <= node_gpus and node_gpus % width == 0)
+    ranks = times * math.lcm(tp * cp, ep)
+    engines = min(engines, ranks // width) if placement == "colocated" else engines
+    assume(engines > 0)
+    sizes = {"num_ranks": ranks, "tensor_parallel": tp, "expert_parallel": ep, "context_parallel": cp}
+    config = with_fields(recipe(), "training", **sizes)
+    config = with_fields(config, "rollout", num_engines=engines, tensor_parallel=width)
+    config = with_fields(config, "cluster", placement=placement, gpus_per_node=node_gpus)
+    try:
+        bundles, places = places_of(config, node_gpus)
+    except ConfigError:  # engines too wide for whole groups
+        assume(False)
+    need = machines_needed(config)
+    assert packed(bundles, node_gpus, need - 1) is None
+    nodes = packed(bundles, node_gpus, need)
+    assert nodes is not None
+    stands = by_node(places, nodes, 1 + max(place.bundle for (role, _), place in places.items() if role == "rank"))
+    where = {role: Counter(nodes[p.bundle] for (kind, _), p in stands.items() if kind == role) for role in ROLES}
+    order = list(dict.fromkeys(nodes[stands["rank", i].bundle] for i in range(ranks)))
+    order += sorted(set(nodes) - set(order))
+    planned = shares(config, node_gpus)
+    assert [own for own in planned if own.ranks] == [
+        Share(where["rank"][node], where["engine"][node]) for node in order if where["rank"][node]
+    ]
+    assert Counter(planned) == Counter(Share(where["rank"][node], where["engine"][node]) for node in order)
+
+
+def test_units_that_do_not_fill_machines_need_more_of_them() -> None:
+    """TP groups of 4 on machines of 6 GPUs stand one on each: three need three machines, though 12 GPUs are two."""
+    words = ("--training.tensor_parallel", "4", "--training.expert_parallel", "4", "--training.num_ranks", "12",
+             "--rollout.num_engines", "6", "--cluster.placement", "colocated", "--cluster.gpus_per_node", "6",
+             "--cluster.num_nodes")  # fmt: skip
+    check_places(recipe(*words, "3"))
+    with pytest.raises(ConfigError) as refusal:
+        check_places(recipe(*words, "2"))
+    assert str(refusal.value).startswith(
+        "cluster.num_nodes: expected at least 3 machines of 6 GPUs for 12 ranks and 6 engines of 2, colocated, as "
+        "units of 4 ranks and engines are whole on a machine, got 2; "
+    )
 
 
 def test_colocated_engines_lie_over_the_ranks_gpus() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from scaled.config import ScaledRun
 from scaled.plan.host_memory import host_memory
-from scaled.plan.machines import Machine, machines
+from scaled.plan.machines import Machine, machines, rank_numbers
 from scaled.plan.payloads import router_logit_bytes, routing_bytes
 from scaled.plan.records import compared_logits, dealt, likeliest_tokens, router_scores, routes
 from scaled.plan.summary import metric_payloads, step_payloads
@@ -34,11 +34,12 @@ def lagging(*words: str) -> ScaledRun:
 
 
 def test_machines_have_ranks_engines_or_both() -> None:
-    """Ranks fill machines first and engines go on where they end; the engines' shares of all machines add up to 1."""
+    """Units of ranks fill machines first, and engines the GPUs that they leave; their shares add up to 1."""
     assert machines(lagging()) == (Machine(True, 0.0), Machine(False, 0.25))
     assert machines(lagging("--cluster.gpus_per_node", "64")) == (Machine(True, 1.0),)
-    mixed = lagging("--cluster.gpus_per_node", "20")  # 32 ranks, then 32 GPUs of engines: 20 | 12 + 8 | 20 | 4
-    assert machines(mixed) == (Machine(True, 0.0), Machine(True, 0.25), Machine(False, 0.625), Machine(False, 0.125))
+    mixed = lagging("--cluster.gpus_per_node", "20")  # 4 units of 8, 16 engines of 2: 16 + 4 | 16 + 4 | 20 | 4
+    assert machines(mixed) == (Machine(True, 0.125), Machine(False, 0.625), Machine(False, 0.125))
+    assert rank_numbers(mixed) == [16, 16] and rank_numbers(lagging("--cluster.gpus_per_node", "12")) == [8] * 4
     together = ("--cluster.placement", "colocated", "--schedule.steps_off", "0", "--rollout.num_engines", "8")
     assert machines(lagging(*together)) == (Machine(True, 0.5), Machine(True, 0.0))
 

@@ -108,10 +108,10 @@ def test_predictor_and_reference_are_counted_where_there_are_some():
     words = ["--algorithm.replay.mode", "Pr2", "--algorithm.replay.predictor.num_positions", "2048"]
     predicted = memory.training_memory(recipe(*words), QWEN, 0).parts
     assert predicted["predictor and its optimizer"] == 16 * 48 * 2048 * 128
-    assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 34_816)  # of many short responses
+    assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 34_816 // 4)  # TP 4; short responses
     one = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
     predicted = memory.training_memory(recipe(*words, *one), QWEN, 0).parts
-    assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 2048)
+    assert predicted["features of a micro-batch"] == payloads.feature_bytes(QWEN, 2048 // 4)
 
 
 def test_likeliest_tokens_are_counted_as_they_are_recorded():

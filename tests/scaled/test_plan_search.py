@@ -11,12 +11,13 @@ import pytest
 from firstorder.cli import main
 from scaled.config import ScaledRun
 from scaled.plan import feasibility
+from scaled.plan.division import machines_needed
 from scaled.plan.hardware import gpu_named
 from scaled.plan.host_memory import peak_host_memory
 from scaled.plan.memory import GIB
 from scaled.plan.search import Search, search
 from scaled.plan.summary import make_plan
-from tests.scaled.plan_world import QWEN, loaded
+from tests.scaled.plan_world import OLMOE, QWEN, loaded
 
 CONFIG = "configs/scaled/minirl/n2_r2.yaml"
 ONE_MACHINE = ("--cluster.num_nodes", "1", "--algorithm.batch.num_prompts", "8")
@@ -113,3 +114,13 @@ def test_the_command_gives_the_time_that_the_search_listed(capsys):
     (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("firstorder plan "))
     assert main([*shlex.split(command)[1:], "--no-dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["compute"]["step_s"] == pytest.approx(listed)
+
+
+def test_what_is_listed_has_places_on_the_machines():
+    """Two machines of 3 GPUs: pairs of ranks, which fit six GPUs by number alone, are not listed but counted."""
+    sizes = ("--cluster.num_nodes", "2", "--cluster.gpus_per_node", "3", "--algorithm.batch.num_prompts", "6")
+    found = search(config(*sizes), OLMOE, H100)
+    assert found.found and {machines_needed(one.config) for one in found.found} == {2}
+    counts = {reason.what: reason.count for reason in found.reasons}
+    # Pairs of ranks by TP, CP or EP, five ways; three kinds of recomputation, with and without offloading.
+    assert counts["does not divide: cluster.num_nodes"] == 30

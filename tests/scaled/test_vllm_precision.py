@@ -1,17 +1,25 @@
-"""vLLM in bf16, fp16, fp8 and int8: each precision has its own distance from the trainer, before and after a push."""
+"""vLLM in bf16, fp16, fp8 and int8: each precision has its own distance from the trainer, before and after a push, and
+the memory that a plan counts."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 from lab.strict import validate
-from sandbox.model.checkpoint import load_hf, to_hf
+from sandbox.model.checkpoint import load_hf, save, to_hf
 from scaled.config import PrecisionBlock, RolloutBlock
+from scaled.model_shape import load_shape
+from scaled.plan.engine_memory import rollout_memory
+from scaled.vllm_engine.arguments import CPU_BLOCK
+from scaled.vllm_engine.engine import VllmEngine
 from scaled.vllm_engine.quantize import block_fp8, channel_int8, dequantised, is_quantised, quantised
 from tests.scaled import vllm_world as world
+from tests.scaled.plan_world import loaded
 from theory.contracts import Sampling
 
 pytestmark = [pytest.mark.filterwarnings(w) for w in world.WARNINGS]
@@ -33,21 +41,79 @@ LEVELS = {
 }
 
 
-@pytest.mark.parametrize("name", LEVELS)
-def test_the_distance_stays_at_its_level_over_pushes(name, tmp_path):
-    """mean |logp_mu - logp_old| after each of three pushes is at the precision's level, and never 0."""
-    precision, level = LEVELS[name]
-    engine = world.engine(world.model(), tmp_path, precision)
+@dataclass(frozen=True)
+class Measured:
+    """An engine of one precision: its distances over three pushes, and bytes of its model and of a cached token."""
+
+    name: str
+    kernels: str
+    means: list[float]
+    sizes: dict[str, int]
+    kv_bytes: float
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """One engine of each precision, which has ended."""
+    precision, _ = LEVELS[request.param]
+    with world.loading() as sizes:
+        engine = world.engine(world.model(), tmp_path_factory.mktemp("vllm"), precision)
     means = []
     for version, seed in enumerate((0, 1, 0)):
         engine.load_weights(quantised(to_hf(world.model(seed)), precision), version)
         rollouts = engine.generate(world.prompts(), SAMPLING)
         means.append(float(world.abs_diff(world.model(seed), rollouts).mean()))
+    kv_bytes = cached_bytes(engine)
     engine.close()
-    assert engine.kernels == ("rounded" if name.endswith("rounded") else "native")
-    assert all(0 < mean < level for mean in means), means
+    return Measured(request.param, engine.kernels, means, sizes, kv_bytes)
+
+
+def cached_bytes(engine: VllmEngine) -> float:
+    """Bytes of one token in the cache that vLLM has made; its layers may share a storage."""
+    runner = engine._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    storages = {cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in runner.kv_caches}
+    return sum(storages.values()) / (runner.kv_cache_config.num_blocks * CPU_BLOCK)
+
+
+def planned(precision: PrecisionBlock, folder: Path) -> dict[str, int]:
+    """The parts of the plan for a GPU of such an engine."""
+    save(world.model(), folder)
+    rollout = RolloutBlock(**world.SMALL | {"precision": precision})
+    config = loaded("minirl/n8_r3").model_copy(update={"rollout": rollout})
+    return rollout_memory(config, load_shape(folder)).parts
+
+
+def test_the_distance_stays_at_its_level_over_pushes(measured):
+    """mean |logp_mu - logp_old| after each of three pushes is at the precision's level, and never 0."""
+    _, level = LEVELS[measured.name]
+    assert measured.kernels == ("rounded" if measured.name.endswith("rounded") else "native")
+    assert all(0 < mean < level for mean in measured.means), measured.means
     # The same weights pushed again are the same engine.
-    assert math.isclose(means[0], means[2], rel_tol=1e-6)
+    assert math.isclose(measured.means[0], measured.means[2], rel_tol=1e-6)
+
+
+def test_a_models_and_a_tokens_bytes_are_as_planned(measured, tmp_path):
+    """vLLM's parameters and buffers are the plan's weights and rotary table to 1%, and a token in its cache has exactly
+    the plan's bytes. Rounded weights take what those of the compute type do."""
+    precision, _ = LEVELS[measured.name]
+    if measured.kernels == "rounded":
+        precision = PrecisionBlock(compute=precision.compute)
+    plan = planned(precision, tmp_path)
+    assert sum(measured.sizes.values()) == pytest.approx(plan["weights"] + plan["rotary table"], rel=0.01)
+    num, full = world.SMALL["max_num_seqs"], world.SMALL["max_model_len"]
+    assert measured.kv_bytes == plan[f"KV of {num} x {full} tokens"] / (num * full)
+
+
+@pytest.mark.parametrize("weights", ["fp8_block", "int8"])
+def test_quantised_models_are_as_large_as_planned(weights, tmp_path, monkeypatch):
+    """The same of the parameters that vLLM makes for its quantised kernels; where a CPU lacks them, it stops there."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    precision = PrecisionBlock(weights=weights, kernels="native")
+    with world.loading(is_stopped=True) as sizes, pytest.raises(RuntimeError, match="stopped"):
+        world.engine(world.model(), tmp_path / "engine", precision)
+    plan = planned(precision, tmp_path)
+    assert sum(sizes.values()) == pytest.approx(plan["weights"] + plan["rotary table"], rel=0.01)
+    assert plan["weights"] < 0.6 * planned(PrecisionBlock(), tmp_path)["weights"]
 
 
 @pytest.mark.parametrize("weights", ["fp8_block", "int8"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,31 @@ def engine(
     made = VllmEngine(folder, block, stop_tokens)
     made.load_weights(quantised(to_hf(weights), block.precision), version=0)
     return made
+
+
+@contextmanager
+def loading(is_stopped: bool = False) -> Iterator[dict[str, int]]:
+    """Bytes of the parameters and buffers that vLLM makes for a model inside the block, by name.
+
+    Before its CPU kernels pack dense weights into memory of their own. `is_stopped`: the start goes no further, with
+    a RuntimeError.
+    """
+    from vllm.model_executor.model_loader import base_loader
+
+    found: dict[str, int] = {}
+    process = base_loader.process_weights_after_loading
+
+    def noted(made: torch.nn.Module, *arguments: Any, **options: Any) -> None:
+        found.update({name: t.nbytes for name, t in [*made.named_parameters(), *made.named_buffers()]})
+        if is_stopped:
+            raise RuntimeError("stopped")
+        process(made, *arguments, **options)
+
+    base_loader.process_weights_after_loading = noted
+    try:
+        yield found
+    finally:
+        base_loader.process_weights_after_loading = process
 
 
 def prompts(lengths: tuple[int, ...] = (3, 9, 5, 1, 100, 70), seed: int = 0) -> list[Prompt]:
