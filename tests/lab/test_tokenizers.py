@@ -96,6 +96,23 @@ def test_hugging_face_text_comes_back(with_start, text):
     assert with_start.decode(with_start.encode(text)) == text
 
 
+def test_ids_are_those_of_transformers(tmp_path):
+    """Also of texts with special tokens, and where the file asks for truncation and padding, which nobody wants."""
+    folder = Path(write_tokenizer(tmp_path, start=True, bos_token="<s>", eos_token="</s>", pad_token="<pad>"))
+    file = json.loads((folder / "tokenizer.json").read_text())
+    file["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    file["padding"] = {
+        "strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>",
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    theirs = PreTrainedTokenizerFast.from_pretrained(str(folder))
+    ours = load_tokenizer(folder)
+    for text in ("", "1", "12+34=", "a" * 20, "<s>1</s><pad>2"):
+        assert ours.encode(text) == tuple(theirs.encode(text, add_special_tokens=False))
+    assert len(ours.encode("a" * 20)) == 20 and len(ours.encode("<s>1")) == 2
+
+
 def test_hugging_face_special_tokens(with_start):
     """The start token is put before a prompt and not before plain text, and decoding leaves special tokens out."""
     assert isinstance(with_start, Tokenizer)
