@@ -62,7 +62,8 @@ class StagePredictor:
                 gradient.mul_(share)
                 dist.all_reduce(gradient, group=group)
 
-        metrics = self.trainer.step(_to(cached, self._device), logits_FLE.to(self._device), rate, average)
+        # The rows stay where they are: a step takes a block of them at a time to the device.
+        metrics = self.trainer.step(_fetched(cached), logits_FLE, rate, average)
         loss, norm = metrics["predictor/loss"], metrics["predictor/weight_norm"]
         return PredictorPart(self._stage, num_rows, torch.tensor(loss), torch.tensor(norm).double().square())
 
@@ -94,11 +95,9 @@ def _keys(features: RouterFeatures, width: int) -> Tensor:
     return torch.arange(len(counts)).repeat_interleave(counts) * width + features.rows
 
 
-def _to(features: RouterFeatures, device: torch.device) -> RouterFeatures:
-    hidden = None if features.hidden is None else features.hidden.to(device)
-    return RouterFeatures(
-        features.rows.to(device), features.offsets, hidden, features.logits.to(device), features.layer_numbers
-    )
+def _fetched(features: RouterFeatures) -> RouterFeatures:
+    """The features in this process: those in the object store would be fetched again with every block."""
+    return RouterFeatures(features.rows, features.offsets, features.hidden, features.logits, features.layer_numbers)
 
 
 __all__ = ["StagePredictor"]

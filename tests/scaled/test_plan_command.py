@@ -42,8 +42,7 @@ def test_json_is_the_whole_plan(capsys):
 
 def test_tables_name_everything_that_is_asked(capsys):
     """The tables show every part of memory, payloads, compute and each assumption's number."""
-    words = ("--algorithm.replay.mode", "Pr2", "--algorithm.replay.predictor.num_positions", "512",
-             "--algorithm.objective.kl_coefficient", "1e-3")  # fmt: skip
+    words = ("--algorithm.replay.mode", "Pr2", "--algorithm.objective.kl_coefficient", "1e-3")
     code, out, err = plan(capsys, *words)
     assert code == 0 and err == ""
     for part in (

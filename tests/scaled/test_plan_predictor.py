@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from lab.hf import parse_shape
+from sandbox.bench.memory import peak_bytes
 from scaled.config import ModelBlock, ScaledRun, TrainingBlock
 from scaled.plan.memory import PREDICTOR_STEP, WORKING, resident_memory, training_memory
-from scaled.plan.predictor_memory import predictor_step_bytes
+from scaled.plan.predictor_memory import predictor_step_bytes, step_rows
 from tests.scaled.megatron_world import free_ports, in_turn, spawn, tiny_config, tiny_folder
 from tests.scaled.plan_world import QWEN, loaded
 from tests.scaled.rank_world import algorithm, gradient_bytes, one_minibatch, training
@@ -45,15 +45,6 @@ def storages(tensors: Iterable[Tensor]) -> int:
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def peak(events: Iterable[Any]) -> int:
-    """The most bytes that were allocated at a time during a profile."""
-    total = most = 0
-    for event in sorted((one for one in events if one.name() == "[memory]"), key=lambda one: one.start_ns()):
-        total += event.nbytes()
-        most = max(most, total)
-    return most
-
-
 def measure(folder: Path, block: TrainingBlock) -> dict[str, int]:
     """Bytes of a rank's parts after two updates with a predictor, and of a step of it."""
     from scaled.megatron_engine.parts import assemble_scores
@@ -80,10 +71,9 @@ def measure(folder: Path, block: TrainingBlock) -> dict[str, int]:
     step, peaks = rank.predictor.step, []
 
     def profiled(*arguments: Any) -> Any:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-            part = step(*arguments)
-        peaks.append(peak(found.profiler.kineto_results.events()))  # type: ignore[union-attr]
-        return part
+        answers = []
+        peaks.append(peak_bytes(lambda: answers.append(step(*arguments))))
+        return answers[0]
 
     rank.predictor.step = profiled  # type: ignore[method-assign]
     for _ in range(2):
@@ -170,12 +160,24 @@ def test_a_predictors_step_is_as_planned(name: str, measured: dict[str, list[dic
 def test_the_larger_of_pass_and_predictors_step_counts() -> None:
     """A micro-batch's memory is free when a predictor learns, so that the plan counts the larger of both, and neither
     while engines use the GPU. With one mini-batch no predictor learns."""
-    few, many = (loaded("pr2/qwen3_off2", "--algorithm.batch.num_minibatches", num) for num in ("16", "2"))
-    step = predictor_step_bytes(many, QWEN, 0)
-    assert step == 8 * predictor_step_bytes(few, QWEN, 0)
-    parts, other = training_memory(many, QWEN, 0).parts, training_memory(few, QWEN, 0).parts
-    assert sum(parts.get(name, 0) for name in (*WORKING, PREDICTOR_STEP)) == step
+    brief = (
+        "--rollout.max_model_len", "2048", "--algorithm.sampling.max_tokens", "1024",
+        "--training.max_tokens_per_micro_batch", "2048",
+    )  # fmt: skip
+    long, short = loaded("pr2/qwen3_off2"), loaded("pr2/qwen3_off2", *brief)
+    parts, other = training_memory(short, QWEN, 0).parts, training_memory(long, QWEN, 0).parts
+    assert sum(parts.get(name, 0) for name in (*WORKING, PREDICTOR_STEP)) == predictor_step_bytes(short, QWEN, 0)
     assert PREDICTOR_STEP not in other
-    assert not {*WORKING, PREDICTOR_STEP} & {*resident_memory(many, QWEN).parts}
+    assert not {*WORKING, PREDICTOR_STEP} & {*resident_memory(short, QWEN).parts}
     single = loaded("pr2/qwen3_off2", "--algorithm.batch.num_minibatches", "1")
     assert predictor_step_bytes(single, QWEN, 0) == 0
+
+
+def test_a_step_of_many_rows_has_the_memory_of_a_block() -> None:
+    """Up to a block (2,730 rows of Qwen3-30B) memory grows with the rows; beyond, one more gradient of W_p is all."""
+    rows = ("16", "32", "2048")
+    few, more, many = (loaded("pr2/qwen3_off2", "--algorithm.replay.predictor.num_positions", T_c) for T_c in rows)
+    assert [step_rows(one) for one in (few, more, many)] == [256, 512, 32_768]
+    of_row = predictor_step_bytes(few, QWEN, 0) / 256
+    assert predictor_step_bytes(more, QWEN, 0) == 512 * of_row
+    assert predictor_step_bytes(many, QWEN, 0) == 2730 * of_row + 4 * 48 * 2048 * 128

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
+from sandbox.bench.memory import peak_bytes
 from tests.theory.predictor_batches import LAYERS, D, E, draw_features, draw_pi, draw_predictor, loss_of, rows, seeds
+from theory.routing import predictor as module
 from theory.routing.features import RouterFeatures
 from theory.routing.predictor import (
     LOSSES,
@@ -125,6 +127,43 @@ def test_ranks_that_reduce_gradients_learn_alike() -> None:
     rank.step(rows(features, halves[0]), pi[halves[0]], lr=0.1, reduce=average)
     for number in LAYERS:
         torch.testing.assert_close(rank.weights()[number], alone.weights()[number], rtol=1e-9, atol=0)  # two means of 3
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_step_in_blocks_is_a_step(loss: Any, is_weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of three of seven rows, the last of one, give the loss and the W_p of all rows at once."""
+    features, pi = draw_features(0, F=7), draw_pi(0, F=7)
+    weight_F = torch.rand(7, generator=stream(0, "weights"), dtype=torch.float64) if is_weighted else None
+    whole, blocks = (PredictorTrainer(LAYERS, D, E, PredictorSettings(loss=loss), dtype=torch.float64) for _ in "ab")
+    sizes = []
+    measured = module.loss_and_gradients
+    monkeypatch.setattr(module, "loss_and_gradients", lambda *given: sizes.append(len(given[1])) or measured(*given))
+    of_whole = [whole.step(features, pi, 0.1, weight_F=weight_F) for _ in range(2)]
+    monkeypatch.setattr(module, "BLOCK_BYTES", 3 * len(LAYERS) * D * 8 + 1)
+    of_blocks = [blocks.step(features, pi, 0.1, weight_F=weight_F) for _ in range(2)]
+    assert sizes == [7, 7, 3, 3, 1, 3, 3, 1]
+    for one, other in zip(of_blocks, of_whole, strict=True):
+        assert one == pytest.approx(other, rel=1e-12)  # float64 sums of seven rows in another order
+    for number in LAYERS:
+        torch.testing.assert_close(blocks.weights()[number], whole.weights()[number], rtol=1e-9, atol=0)
+    with pytest.raises(ValueError, match=r"expected logits of shape \(7, 2, 6\), got \(6, 2, 6\)"):
+        blocks.step(features, pi[:6], 0.1)
+
+
+def test_a_steps_memory_is_that_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16-bit inputs a step holds a copy in float32; in sixteen blocks its peak is an eighth or less."""
+    wide, pi = draw_features(0, F=4096), draw_pi(0, F=4096).bfloat16()
+    assert wide.hidden is not None
+    features = replace(wide, hidden=wide.hidden.bfloat16(), logits=wide.logits.bfloat16())
+
+    def peak() -> int:
+        trainer = PredictorTrainer(LAYERS, D, E, PredictorSettings())
+        return peak_bytes(lambda: trainer.step(features, pi, 0.1))
+
+    whole = peak()
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4096 // 16 * len(LAYERS) * D * 4)
+    assert 0 < peak() <= whole / 8
 
 
 @pytest.mark.parametrize("num_before", [0, 3])

@@ -148,6 +148,36 @@ def fold(
         raise ValueError(f"expected a gate weight for each predicted layer, got none named {sorted(waiting)}")
 
 
+BLOCK_BYTES = 2**30
+"""Bytes of the routers' inputs, in W_p's type, that a step has at a time: a mini-batch of a 30B model has many times as
+many."""
+
+
+def block_rows(layers: int, width: int, element_bytes: int = 4) -> int:
+    """Feature rows of a block, at least 1: at most BLOCK_BYTES of inputs of this width in as many layers."""
+    return max(1, BLOCK_BYTES // (layers * width * element_bytes))
+
+
+def _in_blocks(
+    features: RouterFeatures, logits_pi_FLE: Tensor, weight_F: Tensor | None, size: int
+) -> Iterator[tuple[Tensor, RouterFeatures, Tensor | None, float]]:
+    """The logits of pi, the features and the weights of `size` rows at a time, and the block's share of the mean."""
+    num = len(features.rows)
+    if num <= size:
+        yield logits_pi_FLE, features, weight_F, 1.0
+        return
+    hidden, logits, numbers = features.hidden, features.logits, features.layer_numbers
+    for start in range(0, num, size):
+        own = slice(start, min(num, start + size))
+        count = own.stop - start
+        # As the rows of one response: whose they are makes no difference here.
+        offsets = torch.tensor([0, count])
+        inputs = None if hidden is None else hidden[own]
+        some = RouterFeatures(features.rows[own], offsets, inputs, logits[own], numbers)
+        weight = None if weight_F is None else weight_F[own]
+        yield logits_pi_FLE[own], some, weight, count / num if weight is None else 1.0
+
+
 def learns(minibatch_index: int) -> bool:
     """Whether the predictor learns on this mini-batch (from 0): not on the first, where pi is old (Pr2 Alg. 3)."""
     return minibatch_index >= 1
@@ -199,9 +229,7 @@ class PredictorTrainer:
         parameters = list(self.parameters.values())
         # The gradient by formula: on a few thousand rows a backward pass would cost as much as the loss again.
         with torch.no_grad():
-            loss, gradient_LDE = loss_and_gradients(
-                self.settings.loss, logits_pi_FLE, features_old, self.parameters, weight_F
-            )
+            loss, gradient_LDE = self._loss_and_gradients(logits_pi_FLE, features_old, weight_F)
         for number, gradient_DE in zip(features_old.layer_numbers, gradient_LDE, strict=True):
             self.parameters[number].grad = gradient_DE
         # Every parameter has a gradient by now (`_target_and_guess`), so that all ranks reduce the same tensors.
@@ -215,6 +243,27 @@ class PredictorTrainer:
         with torch.no_grad():
             weight_norm = torch.stack([*parameters]).double().square().sum().sqrt()
         return {"predictor/loss": loss.item(), "predictor/weight_norm": weight_norm.item()}
+
+    def _loss_and_gradients(
+        self, logits_pi_FLE: Tensor, features: RouterFeatures, weight_F: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """As the function of that name, a block of rows at a time: the sums of the blocks' losses and gradients."""
+        if logits_pi_FLE.shape != features.logits.shape:  # here, as two blocks may have the same shapes
+            raise ValueError(
+                f"expected logits of shape {tuple(features.logits.shape)}, got {tuple(logits_pi_FLE.shape)}"
+            )
+        W_DE = next(iter(self.parameters.values()))
+        size = block_rows(len(features.layer_numbers), len(W_DE), W_DE.element_size())
+        parts = _in_blocks(features, logits_pi_FLE, weight_F, size)
+        logits, some, weight, share = next(parts)
+        loss, gradient_LDE = loss_and_gradients(self.settings.loss, logits, some, self.parameters, weight)
+        if share != 1.0:
+            loss, gradient_LDE = loss * share, gradient_LDE.mul_(share)
+        for logits, some, weight, share in parts:
+            more, gradient = loss_and_gradients(self.settings.loss, logits, some, self.parameters, weight)
+            loss = loss + more * share
+            gradient_LDE.add_(gradient, alpha=share)
+        return loss, gradient_LDE
 
     def weights(self) -> dict[int, Float[Tensor, "D E"]]:
         """W_p by layer number, copied: later steps do not change them."""
