@@ -58,7 +58,7 @@ class Share:
 
 
 def shares(config: ScaledRun, node_gpus: int) -> list[Share]:
-    """What each machine gets where all have `node_gpus` GPUs, every one free, in the order of the ranks.
+    """The share of each machine where all have `node_gpus` GPUs, every one free, in the order of the ranks.
 
     Units (`unit_of`) and engines are whole on a machine. Ray packs them from the largest to the smallest and fills a
     machine with all that still fit before it takes the next (tests/scaled/few_machines.py asks it). On machines of up

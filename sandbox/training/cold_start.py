@@ -25,6 +25,7 @@ from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load as load_model
 from sandbox.model.checkpoint import save
+from sandbox.training.head import head_scores
 from theory.contracts import Environment, Prompt
 from theory.streams import derive_seed, stream
 from theory.turns import sampled_tokens
@@ -137,7 +138,7 @@ def demonstration_loss(
         is_target_BS[b, start:stop] = mask
     hidden_BSD = model.forward_hidden(tokens_BS[:, :-1])
     target_BS = is_target_BS[:, 1:]  # row s predicts token s + 1
-    return torch.nn.functional.cross_entropy(model.logits(hidden_BSD[target_BS]), tokens_BS[:, 1:][target_BS])
+    return -head_scores(model, hidden_BSD[target_BS], tokens_BS[:, 1:][target_BS]).logp_n.mean()
 
 
 class _Check:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from sandbox.kernels.numerics import Numerics
 from sandbox.model import MoE, Routing
+from sandbox.training.head import head_scores
 from theory.contracts import Response, Rollouts, TokenBatch
 from theory.routing.features import RouterFeatures
 from theory.routing.passes import RoutingPlan
 from theory.routing.record import RoutingRecord
 from theory.routing.replay import ReplayContext
-from theory.temperature import tempered
 
 
 @dataclass
@@ -89,25 +89,25 @@ def forward_pass(
     exists_BT = torch.arange(T) < (batch.num_tokens_B - batch.num_prompt_B)[:, None]
     b_n, t_n = exists_BT.nonzero(as_tuple=True)
     rows_n = batch.predicting_row_BT[b_n, t_n]
-    logits_nV = tempered(model.logits(hidden_BSD[b_n, rows_n], numerics=numerics), batch.temperature)
-    all_logp_nV = torch.log_softmax(logits_nV, dim=-1)
-    tokens_n = batch.tokens_BS[b_n, rows_n + 1]  # row s predicts token s + 1
-    logp_n = all_logp_nV.gather(-1, tokens_n[:, None])[:, 0]
-    logp_BT = torch.zeros(exists_BT.shape, dtype=logp_n.dtype).index_put((b_n, t_n), logp_n)
-    found = Forward(batch, logp_BT)
-    if has_entropy:
-        # Metrics and baselines only read these: a graph would keep two more tensors of n x V.
-        with torch.no_grad():
-            entropy_BT, squares_BT = torch.zeros_like(logp_BT), torch.zeros_like(logp_BT)
-            all_pi_nV = all_logp_nV.exp()
-            entropy_BT[b_n, t_n] = -(all_pi_nV * all_logp_nV).sum(-1)
-            squares_BT[b_n, t_n] = all_pi_nV.square().sum(-1)
-        found.entropy_BT, found.sum_squares_BT = entropy_BT, squares_BT
-    if batch.top is not None:
+    scores = head_scores(
+        model,
+        hidden_BSD[b_n, rows_n],
+        batch.tokens_BS[b_n, rows_n + 1],  # row s predicts token s + 1
         # The rows are those of the packed tokens, in their order.
-        logp_nK = all_logp_nV.gather(-1, batch.top.ids.long())
-        size = (*exists_BT.shape, logp_nK.shape[1])
-        found.logp_top_BTK = logp_nK.new_zeros(size).index_put((b_n, t_n), logp_nK)
+        None if batch.top is None else batch.top.ids.long(),
+        numerics=numerics,
+        temperature=batch.temperature,
+        has_entropy=has_entropy,
+    )
+
+    def placed(values_n: Tensor) -> Tensor:
+        return values_n.new_zeros(*exists_BT.shape, *values_n.shape[1:]).index_put((b_n, t_n), values_n)
+
+    found = Forward(batch, placed(scores.logp_n))
+    if scores.entropy_n is not None and scores.sum_squares_n is not None:
+        found.entropy_BT, found.sum_squares_BT = placed(scores.entropy_n), placed(scores.sum_squares_n)
+    if scores.logp_nK is not None:
+        found.logp_top_BTK = placed(scores.logp_nK)
     return found
 
 

@@ -61,7 +61,7 @@ class _Apart:
         self._names: dict[int, str] = {}
 
     def stand_in(self, found: Any) -> StoredRecord | StoredFeatures | StoredTokenRows | None:
-        """What is packed in the place of this object, which may have such tensors; None for the object itself."""
+        """The object to pack in the place of this one, which may have such tensors; None for this one itself."""
         if isinstance(found, type):
             return None
         for name, part in getattr(found, "__dict__", {}).items():

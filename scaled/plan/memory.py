@@ -32,7 +32,7 @@ WORKING = {
 """The parts of a rank's memory that a micro-batch's backward frees."""
 
 PREDICTOR_STEP = "a predictor's step, beyond a micro-batch"
-"""What the step of a predictor takes beyond those parts."""
+"""Bytes of a predictor's step beyond those parts."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ def predictor_step_bytes(config: ScaledRun, shape: ModelShape, stage: int) -> in
 
     A step takes its rows in blocks, of which one is on the GPU. For each of its rows and layers: the cached input, D,
     and its copy in fp32 where it has less, and six tensors of E in fp32, that is the logits of old, pi and the guess,
-    and three of their softmaxes. Later two of those are gone, and the KL of one layer takes 92 E bytes a row in
-    float64. The first mini-batch trains no predictor.
+    and three of their softmaxes. Later two of those are gone, and the KL of one layer takes 92 E bytes per row
+    in float64. The first mini-batch trains no predictor.
     """
     algorithm, b = config.algorithm.build(), ELEMENT_BYTES[config.training.precision]
     if not algorithm.passes.trains_predictor or algorithm.num_minibatches == 1:

@@ -253,8 +253,8 @@ OBJECTIVES = (
         "verl #6240, TRL #6789, prime-rl #2600 (the converse)",
         (
             Edit(
-                "sandbox.training.forward:forward_pass",
-                "numerics=numerics), batch.temperature)",
+                "sandbox.training.head:_scores",
+                "numerics=numerics), temperature)",
                 "numerics=numerics), 1.0)",
             ),
         ),

@@ -185,7 +185,7 @@ SHELF = (
     ),
     misread(
         "sum_of_squares_is_of_probabilities", "The old pass reports sum_v old(v), which is 1.",
-        "optimal token baseline", "sandbox.training.forward:forward_pass",
+        "optimal token baseline", "sandbox.training.head:_scores",
         "all_pi_nV.square().sum(-1)", "all_pi_nV.sum(-1)", "old_pass_reports_squares",
     ),
     misread(

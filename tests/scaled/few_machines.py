@@ -61,7 +61,7 @@ def on(number: int, name: str, folder: Path, limit_s: float) -> Any:
 
 
 def measured(folder: Path) -> dict[str, Any]:
-    """What stands on each machine, by the case and the number of machines: the plan's, and one less."""
+    """The ranks and engines on each machine, by the case and the number of machines: the plan's, and one less."""
     sizes = {"num_cpus": 30, "object_store_memory": 80 * 2**20}
     simulated = cluster_utils.Cluster(initialize_head=True, head_node_args=sizes | {"num_cpus": 0, "num_gpus": 0})
     try:

@@ -26,7 +26,7 @@ WIDER = {"EP 16": "EP", "CP 8": "CP", "pieces, EP 16": "EP", "pieces, EP 16, col
 
 
 def printed(module: ModuleType) -> dict[str, Any]:
-    """What the module prints, from a process of its own: Ray's simulated cluster is global."""
+    """The module's output, from a process of its own: Ray's simulated cluster is global."""
     # Warnings, too, go to its stderr, which a failure shows.
     done = subprocess.run([sys.executable, "-m", module.__name__], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])

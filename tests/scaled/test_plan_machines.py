@@ -116,7 +116,7 @@ def test_what_updates_read_of_old_is_fetched_as_it_is_dealt() -> None:
         scores = router_scores(of_ranks, config, QWEN, 34_816, False) / routing_bytes(QWEN, 1024 * 34_816, 4)
         assert scores == pytest.approx((1 + others) / 4)
         assert compared_logits(of_engines, config, QWEN, True) == 0
-        # Mu's take 8 bytes a token and place, old's 4.
+        # Mu's take 8 bytes per token and place, old's 4.
         found = likeliest_tokens(of_ranks, tokens, QWEN, 34_816) / (1024 * 32_768 * 8 * 4)
         assert found == pytest.approx((2 + 1) * (1 + others) / 4)
 

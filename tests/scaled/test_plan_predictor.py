@@ -134,7 +134,7 @@ def test_a_ranks_parts_are_as_planned(name: str, measured: dict[str, list[dict[s
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_micro_batchs_features_are_as_planned(name: str, measured: dict[str, list[dict[str, int]]]) -> None:
-    """What a rank keeps of a micro-batch's rows has the plan's bytes to 10%; TP and CP split the rows."""
+    """The features that a rank keeps of a micro-batch have the plan's bytes to 10%; TP and CP split the rows."""
     fields, block = CASES[name]
     part, shape = "features of a micro-batch", parse_shape(tiny_config(**fields))
     planned = [

@@ -100,7 +100,7 @@ def test_kinds_without_room_are_refused() -> None:
 
 
 def test_restored_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a checkpoint holds of responses is put into the store as an engine's answer, and no empty object with it."""
+    """The responses of a checkpoint are put into the store as an engine's answer is, and no empty object with them."""
     put: list[Any] = []
 
     def kept(bucket: Any) -> Any:
