@@ -56,23 +56,24 @@ test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, 
 	$(BIN)/firstorder reproduce --smoke $(SMOKE)
 
 # vLLM and Megatron-core keep global state, so a file has a process of its own, but for the groups that share one and its
-# imports: VLLM closes each engine before the next, RANKS, LAYOUTS and DRIVERS start none in the process itself, CLUSTER and AHEAD
-# share a Ray, whose start takes ten seconds. One more at a time than JOBS, since they often wait for ranks and engines;
+# imports: VLLM closes each engine before the next, PLANS, RANKS, LAYOUTS and DRIVERS start none in the process itself, CLUSTER and
+# AHEAD share a Ray, whose start takes ten seconds. One more at a time than JOBS, since they often wait for ranks and engines;
 # long ones first, so that no worker idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
   vllm_partial vllm_precision vllm_preemption vllm_prefix vllm_sleep)
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence replay_laws scoring scoring_rank)
 LAYOUTS := $(call scaled_tests,megatron_*)
+PLANS := $(call scaled_tests,launch* plan_* promot* recipes)
 DRIVERS := $(call scaled_tests,boxes checkpoint_index checks cluster_asynchronous cluster_buckets cluster_places cluster_probe \
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \
-  laws_capture launch* micro_batches plan_* promot* recipes stored_* vllm_quantize vllm_routes)
+  laws_capture micro_batches stored_* vllm_quantize vllm_routes)
 CLUSTER := $(call scaled_tests,cluster_run cluster_turns)
 AHEAD := $(call scaled_tests,cluster_early_end cluster_engines cluster_features cluster_ranks cluster_run_ahead)
 LONG := $(call scaled_tests,scaled_run vllm_actors)
-ALONE := $(LONG) $(filter-out $(VLLM) $(RANKS) $(LAYOUTS) $(DRIVERS) $(CLUSTER) $(AHEAD) $(LONG),$(call scaled_tests,*))
+ALONE := $(LONG) $(filter-out $(VLLM) $(RANKS) $(LAYOUTS) $(PLANS) $(DRIVERS) $(CLUSTER) $(AHEAD) $(LONG),$(call scaled_tests,*))
 test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster world on real vLLM, Megatron-core and Ray
-	printf '%s\n' 'pytest $(DRIVERS)' 'pytest $(LAYOUTS)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' 'pytest $(VLLM)' \
+	printf '%s\n' 'pytest $(PLANS)' 'pytest $(DRIVERS)' 'pytest $(LAYOUTS)' 'pytest $(RANKS)' 'pytest $(CLUSTER)' 'pytest $(AHEAD)' 'pytest $(VLLM)' \
 	  $(ALONE:%='pytest %') \
 	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P $$(($(JOBS) + 1)) -L 1 $(BIN)/python -m
 

@@ -98,7 +98,7 @@ class Driver(RolloutGroup):
         """The prompts that engines had in flight as they were lost."""
 
     def _ask(self, i: int, method: str, arguments: tuple[Any, ...]) -> _Call:
-        parcel, room, most, steps, _ = arguments
+        parcel, room, most, steps = arguments
         for number, prompts, *rest in unpack(parcel):
             self.begun.update(prompt.id for prompt in prompts)
             self.engines[i].begin(number, prompts, *rest)
