@@ -71,7 +71,8 @@ def counted(name: str, shape: Any, gpus_per_node: int) -> tuple[int, int, int]:
         training=training(2, **MEASURED[name]),
         cluster=loaded("qwen3_30b_a3b").cluster.model_copy(update={"gpus_per_node": gpus_per_node}),
         checkpoint=loaded("qwen3_30b_a3b").checkpoint,
-        rollout=loaded("qwen3_30b_a3b").rollout,
+        # Engines that a machine of one GPU has room for; they have no part in a checkpoint.
+        rollout=loaded("qwen3_30b_a3b").rollout.model_copy(update={"tensor_parallel": 1}),
     )
     found = [
         sum(saving(config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=own)}), shape).values())
