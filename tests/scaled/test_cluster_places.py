@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import subprocess
@@ -171,6 +172,37 @@ def test_the_plan_packs_as_the_start(
         Share(where["rank"][node], where["engine"][node]) for node in order if where["rank"][node]
     ]
     assert Counter(planned) == Counter(Share(where["rank"][node], where["engine"][node]) for node in order)
+
+
+def fewest(units: int, engines: int, size: int, width: int, node_gpus: int) -> int:
+    """The least number of machines that any packing of these takes."""
+
+    @functools.cache
+    def least(units: int, engines: int) -> int:
+        if units <= 0 and engines <= 0:
+            return 0
+        # A machine with `own` units is best filled with engines.
+        most = min(units, node_gpus // size) if units > 0 else 0
+        some = range(0 if engines > 0 else most, most + 1)
+        return 1 + min(least(units - own, engines - (node_gpus - own * size) // width) for own in some)
+
+    return least(units, engines)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.integers(1, 13), st.integers(1, 13))
+def test_no_packing_takes_fewer_machines_of_up_to_eight(
+    node_gpus: int, size: int, width: int, units: int, engines: int
+) -> None:
+    """Ray's greedy packing loses nothing there; on 9 GPUs it may, as 6 units of 2 and 2 engines of 3 show."""
+    assume(size <= node_gpus and width <= node_gpus)
+
+    def taken(units: int, engines: int, size: int, width: int, node_gpus: int) -> int:
+        ranks = {"num_ranks": units * size, "tensor_parallel": size, "expert_parallel": 1, "context_parallel": 1}
+        config = with_fields(with_fields(recipe(), "training", **ranks), "cluster", placement="separate")
+        return len(shares(with_fields(config, "rollout", num_engines=engines, tensor_parallel=width), node_gpus))
+
+    assert taken(units, engines, size, width, node_gpus) == fewest(units, engines, size, width, node_gpus)
+    assert (taken(6, 2, 2, 3, 9), fewest(6, 2, 2, 3, 9)) == (3, 2)
 
 
 def test_units_that_do_not_fill_machines_need_more_of_them() -> None:

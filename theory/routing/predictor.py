@@ -254,16 +254,15 @@ class PredictorTrainer:
             )
         W_DE = next(iter(self.parameters.values()))
         size = block_rows(len(features.layer_numbers), len(W_DE), W_DE.element_size())
-        parts = _in_blocks(features, logits_pi_FLE, weight_F, size)
-        logits, some, weight, share = next(parts)
-        loss, gradient_LDE = loss_and_gradients(self.settings.loss, logits, some, self.parameters, weight)
-        if share != 1.0:
-            loss, gradient_LDE = loss * share, gradient_LDE.mul_(share)
-        for logits, some, weight, share in parts:
-            more, gradient = loss_and_gradients(self.settings.loss, logits, some, self.parameters, weight)
-            loss = loss + more * share
-            gradient_LDE.add_(gradient, alpha=share)
-        return loss, gradient_LDE
+        found: tuple[Tensor, Tensor] | None = None
+        for logits, some, weight, share in _in_blocks(features, logits_pi_FLE, weight_F, size):
+            loss, gradient_LDE = loss_and_gradients(self.settings.loss, logits, some, self.parameters, weight)
+            if found is None:  # a share of 1, that of a block alone, changes no bit
+                found = loss * share, gradient_LDE.mul_(share)
+            else:
+                found = found[0] + loss * share, found[1].add_(gradient_LDE, alpha=share)
+        assert found is not None, "there is a block even of no rows, which is refused"
+        return found
 
     def weights(self) -> dict[int, Float[Tensor, "D E"]]:
         """W_p by layer number, copied: later steps do not change them."""
