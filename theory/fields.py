@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, get_type_hints
 
 
@@ -25,7 +25,7 @@ class About:
     le: int | float | None = None
     source: str = ""
 
-    @property
+    @cached_property
     def bounds(self) -> dict[str, int | float]:
         """The bounds that are set, by the names of Python's comparisons: gt, ge, lt, le."""
         found = {name: getattr(self, name) for name in ("gt", "ge", "lt", "le")}

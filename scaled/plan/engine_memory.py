@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from bisect import bisect_left
 
@@ -69,14 +70,20 @@ def rotary_bytes(config: ScaledRun, shape: ModelShape) -> int:
 
 def bucket_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of a bucket of weights: cluster.bucket_mib, at least the largest weight, and at most all weights."""
-    # Ranks send the engines' formats (`quantize.quantised`), whatever they train in.
     precision = config.rollout.precision
-    b = ELEMENT_BYTES[precision.compute]
+    largest, total = _largest_and_all(shape, precision.weights, ELEMENT_BYTES[precision.compute])
+    return min(max(config.cluster.bucket_mib * 2**20, largest), total)
+
+
+# Cached: a plan asks for it on every machine, and it goes through all weights, expert by expert.
+@functools.cache
+def _largest_and_all(shape: ModelShape, weights: str, compute_bytes: int) -> tuple[int, int]:
+    """Bytes of the largest tensor and of all that ranks send: in the engines' format, whatever they train in."""
     sizes = [
-        math.prod(one.shape) * (b if one.dtype is None else one.dtype.itemsize)
-        for one in sent(shape.weights(), precision).values()
+        math.prod(one.shape) * (compute_bytes if one.dtype is None else one.dtype.itemsize)
+        for one in sent(shape.weights(), weights).values()
     ]
-    return min(max(config.cluster.bucket_mib * 2**20, max(sizes)), sum(sizes))
+    return max(sizes), sum(sizes)
 
 
 def sequence_kv_bytes(config: ScaledRun, shape: ModelShape) -> int:

@@ -68,7 +68,7 @@ class VllmEngine:
         self.num_packed_layers = 0
         self._rollout, self._stop_tokens = rollout, tuple(stop_tokens)
         self._has_graph_features = features_under_graphs
-        self._expected = quantize.sent(self.shape.weights(), rollout.precision)
+        self._expected = quantize.sent(self.shape.weights(), rollout.precision.weights)
         self._folder = Path(tempfile.mkdtemp(prefix="firstorder-vllm-"))
         try:
             self._write_config(Path(shape_folder) / "config.json")

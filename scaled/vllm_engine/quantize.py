@@ -92,18 +92,21 @@ class Sent:
     dtype: torch.dtype | None = None
 
 
-def sent(weights: Mapping[str, Shape], precision: PrecisionBlock) -> dict[str, Sent]:
-    """The tensors that `quantised` gives for weights of these names and shapes, in its order."""
+def sent(weights: Mapping[str, Shape], kind: str) -> dict[str, Sent]:
+    """The tensors that `quantised` gives for weights of these names and shapes, in its order.
+
+    `kind` is `precision.weights`.
+    """
     table: dict[str, Sent] = {}
     for name, shape in weights.items():
-        if precision.weights == "same" or not is_quantised(name):
+        if kind == "same" or not is_quantised(name):
             table[name] = Sent(shape)
             continue
         num_out, num_in = shape
-        is_fp8 = precision.weights == "fp8_block"
+        is_fp8 = kind == "fp8_block"
         table[name] = Sent(shape, torch.float8_e4m3fn if is_fp8 else torch.int8)
         scales = (num_out // BLOCK, num_in // BLOCK) if is_fp8 else (num_out, 1)
-        table[name + SCALES[precision.weights]] = Sent(scales, torch.float32)
+        table[name + SCALES[kind]] = Sent(scales, torch.float32)
     return table
 
 

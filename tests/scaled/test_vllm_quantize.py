@@ -213,7 +213,7 @@ def test_weights_that_fp16_cannot_hold_are_named(weights):
 
     precision = PrecisionBlock(compute="fp16", weights=weights)
     found = caught(quantize.quantised(named.items(), precision))
-    assert [name for name, _ in kept] == list(quantize.sent(dict.fromkeys(named, (128, 128)), precision))
+    assert [name for name, _ in kept] == list(quantize.sent(dict.fromkeys(named, (128, 128)), precision.weights))
     names = ["a.mlp.gate.weight", "a.q_proj.weight"] if weights == "same" else ["a.mlp.gate.weight"]
     assert list(found.weights) == names
     gate = found.weights["a.mlp.gate.weight"]
