@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import nbformat
 import numpy as np
 import plotly
 from nbclient import NotebookClient
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageColor
 
 from lab.report.style import PALETTE
 
@@ -38,8 +39,12 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 IMAGES = ("image/png", "image/svg+xml")
-WIDTH, SCALE, COLOURS = 860, 1.5, (48, 56, 64, 80, 96, 256)
+WIDTH, SCALE, COLOURS = 860, 1.5, (56, 64, 72, 80, 96, 256)
 """A stored figure: CSS pixels, device pixels for each, and colours that its palette may have."""
+KEPT = tuple(dict.fromkeys(("#FFFFFF", *(ink.line for ink in PALETTE), *(ink.text for ink in PALETTE))))
+"""Colours that a stored figure keeps: the page, lines, and labels, whose colour names their line."""
+NEAR = 8
+"""A colour as close to a kept one is left out of the palette."""
 SEEN, FEW = 20, 1e-2
 """A change of a colour by more than SEEN of 255 is seen; a share of FEW of a picture may change so."""
 
@@ -142,7 +147,7 @@ def drawn(figures: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 def small(png: bytes) -> bytes:
-    """The PNG with a palette, in which the lines keep their exact colours, however thin they are.
+    """The PNG with a palette, in which page, lines and labels keep their exact colours, however thin they are.
 
     It has the fewest colours of COLOURS by which few pixels change: a heat map or a cloud of points needs more of them
     than lines do.
@@ -163,11 +168,18 @@ def changed(before: Image.Image, after: Image.Image) -> float:
 
 
 def _with_palette(image: Image.Image, colours: int) -> Image.Image:
-    inks = [int(ink.line[i : i + 2], 16) for ink in PALETTE for i in (1, 3, 5)]
-    others = image.quantize(colours - len(PALETTE)).getpalette() or []
+    kept = [ImageColor.getrgb(colour) for colour in KEPT]
+    found = image.quantize(colours - len(kept)).getpalette() or []
+    # Pillow takes a near colour for the nearest: one beside a kept colour would draw its pixels, too.
+    each = (found[i : i + 3] for i in range(0, len(found), 3))
+    others = [one for one in each if all(_distance(one, colour) > NEAR for colour in kept)]
     palette = Image.new("P", (1, 1))
-    palette.putpalette(inks + others[: 3 * (colours - len(PALETTE))])
+    palette.putpalette([*chain.from_iterable([*kept, *others])])
     return image.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+def _distance(one: Sequence[int], other: Sequence[int]) -> int:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def _still(output: nbformat.NotebookNode, images: Iterator[bytes]) -> nbformat.NotebookNode:

@@ -80,29 +80,29 @@ def test_what_is_stored_needs_no_script(path: Path) -> None:
 
 @each_notebook
 def test_stored_figures_are_drawn(path: Path) -> None:
-    """A picture is as wide as asked and has ink of several colours: none is blank."""
+    """A picture is as wide as asked, on a white page, and has ink of several colours: none is blank."""
     for output in outputs(path):
         if "image/png" in output.get("data", {}):
             image = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/png"]))).convert("RGB")
             assert image.width >= WIDTH
             colours = image.getcolors(image.width * image.height)
             assert colours is not None and len(colours) > 8
-            assert max(count for count, _ in colours) < 0.99 * image.width * image.height
+            count, page = max(colours)
+            assert page == (255, 255, 255) and count < 0.99 * image.width * image.height
 
 
 def test_a_small_picture_keeps_the_inks() -> None:
-    """Among a thousand shades that are everywhere, the few pixels of each line keep its colour."""
+    """Among a thousand shades that are everywhere, the few pixels of page, line and label keep their colours."""
     image = Image.new("RGB", (100, 100))
     image.putdata([(n % 250, n // 250 * 6, 128) for n in range(100 * 100)])
-    for n, ink in enumerate(PALETTE):
-        image.putpixel((n, n), tuple(bytes.fromhex(ink.line[1:])))
+    inks = ["#FFFFFF", *(ink.line for ink in PALETTE), *(ink.text for ink in PALETTE)]
+    for n, ink in enumerate(inks):
+        image.putpixel((n, n), tuple(bytes.fromhex(ink[1:])))
     image.save(png := io.BytesIO(), "PNG")
     found = Image.open(io.BytesIO(small(png.getvalue()))).convert("RGB")
     colours = found.getcolors(100 * 100)
     assert colours is not None and len(colours) <= max(COLOURS)
-    assert [found.getpixel((n, n)) for n in range(len(PALETTE))] == [
-        image.getpixel((n, n)) for n in range(len(PALETTE))
-    ]
+    assert [found.getpixel((n, n)) for n in range(len(inks))] == [image.getpixel((n, n)) for n in range(len(inks))]
 
 
 def test_a_small_picture_keeps_the_shades_of_a_map() -> None:
