@@ -60,6 +60,7 @@ def render(
     made = lines(claims, found, needed)
     open_ones = undecided(made, found, needed)
     shown = [line for line in made if line.state != OUT_OF_REACH]
+    state = {line.claim.number: line.state for line in made}
     drawn: list[Drawn] = []
     seen: dict[str, Figure] = {}
     most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
@@ -74,6 +75,7 @@ def render(
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
+            "text": _state_words(state[claim.number]), "word": _style(state[claim.number]),
             "rows": _predictions(regimes, [one for one in found if one.claim == claim]),
             "remarks": [
                 *(f"In {regime}: {words}" for regime, words in claim.remarks.items()),
@@ -130,10 +132,14 @@ def _tiles(made: Sequence[ClaimLine]) -> list[dict[str, Any]]:
     """The claims by state, in the table's order, drawn as one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
-        {"text": "without all runs" if state == OPEN else state, "word": _style(state),
+        {"text": _state_words(state), "word": _style(state),
          "claims": [line.claim for line in made if line.state == state]}
         for state in states
     ]  # fmt: skip
+
+
+def _state_words(state: str) -> str:
+    return "without all runs" if state == OPEN else state
 
 
 def _style(state: str) -> str:

@@ -184,6 +184,19 @@ def test_all_verdicts_are_on_one_screen(found: list[Finding], rows: dict[str, Ro
     assert text.count('class="n seeds"') == len([line for line in made if line.state != summary.OUT_OF_REACH])
 
 
+def test_a_claims_section_begins_with_its_verdict(found: list[Finding], rows: dict[str, Row]) -> None:
+    """A sentence of a paper that does not hold here does not stand there as if it did."""
+    given = given_words(found, c3="not reproduced", c9="reproduced", c20="opposite")
+    text = html.render(CHOSEN, REGIMES, given, rows, len(SEEDS))
+    made = summary.lines(CHOSEN, given, needs(CHOSEN, REGIMES, rows))
+    assert {"not reproduced", "reproduced", "opposite"} <= {line.state for line in made}
+    for line in made:
+        section = text.partition(f'<section id="claim-{line.claim.number}">')[2]
+        shown = section.partition('<p class="question">')[2].partition("</p>")[0]
+        said = "without all runs" if line.state == summary.OPEN else line.state
+        assert f">{said}</span>" in shown and line.claim.source in shown
+
+
 def test_the_list_has_the_pages_words_and_says_what_is_left(found: list[Finding], rows: dict[str, Row]) -> None:
     """`tried again` as on the page, whichever claims are listed; where only runs of pictures or exploratory seeds are
     missing, the number of those that decide is said."""
