@@ -52,6 +52,8 @@ def number(value: float | int | None, decimals: int | None = None) -> str:
         # Not up to 1000: from 999.5 on, three digits would round to 1e+03.
         return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
+    if int(exponent) == -2:  # rounded up to a hundredth, which has one spelling
+        return f"{value:.2g}"
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 

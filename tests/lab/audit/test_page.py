@@ -33,7 +33,7 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     # The ranking's own rows are named, as its numbers are of these alone.
     (ranking,) = (one for one in sentences(config, frame) if "least with" in one)
     # Only the tabular policies have all four objectives: the 6 cases of the others would count for two of them alone.
-    assert ranking.endswith("; medians over 6 cases, at T = 3, KL(mu || old) = 1e-2, KL(old || pi) = 3e-3.")
+    assert ranking.endswith("; medians over 6 cases, at T = 3, KL(mu || old) = 0.01, KL(old || pi) = 3e-3.")
     assert f"{len(frame):,} rows" in said
     # Some groups are finite, in which the length of a step means little.
     nearest = "is nearest to the true gradient in direction and"
