@@ -39,6 +39,7 @@ from sandbox.ledger.summary import (
     means_text,
     reach_text,
     spent,
+    state_words,
     test_text,
     undecided,
     undecided_row,
@@ -75,7 +76,7 @@ def render(
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
-            "text": _state_words(state[claim.number]), "word": _style(state[claim.number]),
+            "text": state_words(state[claim.number]), "word": _style(state[claim.number]),
             "rows": _predictions(regimes, [one for one in found if one.claim == claim]),
             "remarks": [
                 *(f"In {regime}: {words}" for regime, words in claim.remarks.items()),
@@ -132,14 +133,10 @@ def _tiles(made: Sequence[ClaimLine]) -> list[dict[str, Any]]:
     """The claims by state, in the table's order, drawn as one tile per claim."""
     states = dict.fromkeys(line.state for line in made)
     return [
-        {"text": _state_words(state), "word": _style(state),
+        {"text": state_words(state), "word": _style(state),
          "claims": [line.claim for line in made if line.state == state]}
         for state in states
     ]  # fmt: skip
-
-
-def _state_words(state: str) -> str:
-    return "without all runs" if state == OPEN else state
 
 
 def _style(state: str) -> str:

@@ -26,6 +26,7 @@ from sandbox.ledger.summary import (
     means_text,
     reach_text,
     spent,
+    state_words,
     test_text,
     undecided,
     undecided_row,
@@ -90,7 +91,9 @@ def markdown(
         + "".join(f"- {regime.words}\n" for regime in regimes),
         _early_warning(rows),
     ]
-    parts += [_claim(claim, [one for one in found if one.claim == claim]) for claim in claims]
+    states = {line.claim.number: line.state for line in made}
+    for claim in claims:
+        parts.append(_claim(claim, [one for one in found if one.claim == claim], states[claim.number]))
     return "\n".join(parts)
 
 
@@ -125,7 +128,7 @@ def overview(made: Sequence[ClaimLine]) -> list[tuple[str, str]]:
     states = dict.fromkeys(line.state for line in made)
     found = {state: [line.claim for line in made if line.state == state] for state in states}
     return [
-        (f"{len(own)} {'without all runs' if state == OPEN else state}",
+        (f"{len(own)} {state_words(state)}",
          "; ".join(f"{claim.number} {title(claim)}" for claim in own))
         for state, own in found.items()
     ]  # fmt: skip
@@ -221,8 +224,9 @@ def _early_warning(rows: Mapping[str, Row]) -> str:
     return f"## Early warning\n\n{WARNING}\n\n{table}"
 
 
-def _claim(claim: Claim, found: Sequence[Finding]) -> str:
-    parts = [f"## {claim.number}. {claim.sentence}", "", f"{claim.source}. `sandbox/claims/`, `{claim.name}`.", ""]
+def _claim(claim: Claim, found: Sequence[Finding], state: str) -> str:
+    source = f"**{state_words(state).capitalize()}.** {claim.source}. `sandbox/claims/`, `{claim.name}`."
+    parts = [f"## {claim.number}. {claim.sentence}", "", source, ""]
     rows = []
     for place, prediction in enumerate(claim.predictions):
         for one in found:

@@ -37,6 +37,11 @@ class ClaimLine:
     cost: str
 
 
+def state_words(state: str) -> str:
+    """The state in words that stand alone."""
+    return "without all runs" if state == OPEN else state
+
+
 def lines(claims: Sequence[Claim], found: Sequence[Finding], needed: Mapping[int, Need]) -> list[ClaimLine]:
     """A line for every claim, sorted by state (decided first), then by number."""
     deciding = {one.claim.number: one for one in found if one.decides}

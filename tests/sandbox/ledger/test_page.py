@@ -188,6 +188,7 @@ def test_a_claims_section_begins_with_its_verdict(found: list[Finding], rows: di
     """A sentence of a paper that does not hold here does not stand there as if it did."""
     given = given_words(found, c3="not reproduced", c9="reproduced", c20="opposite")
     text = html.render(CHOSEN, REGIMES, given, rows, len(SEEDS))
+    table = page.markdown(CHOSEN, REGIMES, given, rows)
     made = summary.lines(CHOSEN, given, needs(CHOSEN, REGIMES, rows))
     assert {"not reproduced", "reproduced", "opposite"} <= {line.state for line in made}
     for line in made:
@@ -195,6 +196,8 @@ def test_a_claims_section_begins_with_its_verdict(found: list[Finding], rows: di
         shown = section.partition('<p class="question">')[2].partition("</p>")[0]
         said = "without all runs" if line.state == summary.OPEN else line.state
         assert f">{said}</span>" in shown and line.claim.source in shown
+        heading = f"\n## {line.claim.number}. {line.claim.sentence}\n\n"
+        assert table.partition(heading)[2].startswith(f"**{said.capitalize()}.** {line.claim.source}")
 
 
 def test_the_list_has_the_pages_words_and_says_what_is_left(found: list[Finding], rows: dict[str, Row]) -> None:
