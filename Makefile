@@ -124,6 +124,7 @@ clean:  ## remove the environment and everything generated except the runs
 	rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
+	@echo "Installing into $(VENV), once: two or three minutes in which pip says nothing."
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-demo: pyproject.toml requirements/torch.txt | $(VENV)/bin/python
