@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import math
 import re
@@ -31,6 +32,8 @@ Config = TypeVar("Config", bound=BaseModel)
 # so it is hashed.
 NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
+MOST_BYTES = 1_000_000
+"""Bytes of a config file: the parser takes about 5 s for as many, and some files (/dev/zero) have no end."""
 MOST_VALUES = 100_000
 """Values in a config, lists and mappings included."""
 MOST_DEPTH, MOST_BITS = 50, 1024
@@ -74,8 +77,13 @@ def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in one YAML file, as it stands there."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ConfigError(f"{path}: expected a config of at most {MOST_BYTES} bytes, got more")
     try:
-        text = path.read_text(encoding="utf-8")
+        # As a file opened for text has it: every line break is \n.
+        text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
     raw = _parse(text, str(path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
@@ -42,7 +43,8 @@ def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
     found = _traces(runs)
     clouds = []
     for run, trace in found:
-        mu, old = trace.logp_mu[trace.is_response].exp(), trace.logp_old[trace.is_response].exp()
+        is_drawn = _is_drawn(trace)
+        mu, old = trace.logp_mu[is_drawn].exp(), trace.logp_old[is_drawn].exp()
         # Evenly spaced, not random, so that the same trace gives the same picture.
         chosen = torch.linspace(0, len(mu) - 1, min(len(mu), MAX_POINTS // len(found))).long()
         points = {"x": _rounded(mu[chosen].tolist()), "y": _rounded(old[chosen].tolist())}
@@ -71,7 +73,7 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
         return None
     data = []
     for run, trace in found:
-        mask = trace.is_response
+        mask = _is_drawn(trace)
         shares = [extreme_fraction(trace.logp_old, trace.logp_mu, mask, tau=tau).item() for tau in TAUS]
         data.append(
             {"type": "scatter", "mode": "lines", "name": run.label, "meta": {"run": run.index, "role": "line"}}
@@ -220,9 +222,14 @@ def _log_axis(data: Sequence[dict[str, Any]], title: str) -> dict[str, Any]:
 
 
 def _traces(runs: Sequence[Traced]) -> list[tuple[Traced, Trace]]:
-    """The newest trace of each run that left one with a sampled token."""
+    """The newest trace of each run that left one with a sampled token that can be drawn."""
     found = [(run, trace) for run in runs if (trace := run.newest_trace) is not None]
-    return [(run, trace) for run, trace in found if bool(trace.is_response.any())]
+    return [(run, trace) for run, trace in found if bool(_is_drawn(trace).any())]
+
+
+def _is_drawn(trace: Trace) -> Bool[Tensor, " n"]:
+    """Sampled tokens whose log-probabilities are finite on both sides: no figure has a place for NaN."""
+    return trace.is_response & trace.logp_mu.isfinite() & trace.logp_old.isfinite()
 
 
 def _which(found: Sequence[tuple[Traced, Trace]]) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
-from lab.config.load import apply, config_hash, load, parse_overrides, read, to_yaml
+from lab.config.load import apply, config_hash, load, parse_overrides, read, read_mapping, to_yaml
 from lab.strict import ConfigError, Strict, validate
 from lab.verdict import VerdictRules
 
@@ -138,6 +138,13 @@ def test_the_hash_depends_on_what_changes_numbers(change: dict[str, Any]) -> Non
 
 BOMB = "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 13))])
 """YAML of a kilobyte that stands for a terabyte."""
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a system without /dev/zero")
+def test_a_file_without_end_is_one_line() -> None:
+    """Of a config file at most a megabyte is read, and a longer one is refused before it is parsed."""
+    with pytest.raises(ConfigError, match=r"^/dev/zero: expected a config of at most 1000000 bytes, got more$"):
+        read_mapping(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,11 @@ def _read(content: Row, place: str) -> Iterator[Row]:
         B = len(content["sequences"])
         raise ValueError(f"response_mask: expected {B} rows as in sequences, got {len(content['response_mask'])}")
     experts, whole = content.get(EXPERTS), tuple(content["sequences"].shape)
-    if isinstance(experts, Tensor) and (experts.dim() != 4 or tuple(experts.shape[:2]) != whole):
-        raise ValueError(f"{EXPERTS}: expected (B, S, layers, slots), (B, S) {whole}, got {tuple(experts.shape)}")
+    if experts is not None and not (
+        isinstance(experts, Tensor) and experts.dim() == 4 and tuple(experts.shape[:2]) == whole
+    ):
+        got = tuple(experts.shape) if isinstance(experts, Tensor) else f"{experts!r:.40}"
+        raise ValueError(f"{EXPERTS}: expected (B, S, layers, slots), (B, S) {whole}, got {got}")
     filled = content.get(FILLED)
     if filled is not None and not (isinstance(filled, Tensor) and tuple(filled.shape) == whole):
         got = tuple(filled.shape) if isinstance(filled, Tensor) else f"{filled!r:.40}"
@@ -56,7 +59,7 @@ def _read(content: Row, place: str) -> Iterator[Row]:
         tokens = content["sequences"][b][is_there].tolist()
         mask, mu, old = (content[name][b][is_part].tolist() for name in RESPONSE[1:])
         row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
-        if isinstance(experts, Tensor):
+        if experts is not None:
             row["experts_mu"] = experts[b][is_there][:-1]  # the last token is never an input
             if filled is not None:
                 is_filler = filled[b][is_there][:-1].bool()[:, None, None]

@@ -76,8 +76,14 @@ def pointer(x: Tensor) -> int:
 
 @functools.cache
 def library() -> Library:
-    """The library of this process, built unless an earlier process did; ConfigError if the build fails."""
-    return Library(build(CACHE))
+    """The library of this process, built unless an earlier process did; ConfigError if it cannot be built or loaded."""
+    path = build(CACHE)
+    try:
+        return Library(path)
+    except (OSError, AttributeError) as error:  # a cut file, or a file system that lets no program run
+        raise ConfigError(
+            f"compile: expected kernels that can be loaded, got: {error} (once removed, they are built again)"
+        ) from error
 
 
 def build(cache: Path) -> Path:
@@ -122,7 +128,10 @@ def _flags(compiler: list[str]) -> tuple[tuple[str, ...], str]:
 def _compiler() -> list[str]:
     """The compiler's command, as words: $CXX may be `ccache g++`."""
     named = os.environ.get("CXX")
-    commands = [shlex.split(named)] if named else [[name] for name in COMPILERS]
+    try:
+        commands = [shlex.split(named)] if named else [[name] for name in COMPILERS]
+    except ValueError as error:
+        raise ConfigError(f"compile: expected a C++ compiler in $CXX, got CXX={named} ({error})") from error
     found = [command for command in commands if shutil.which(command[0])]
     if not found:
         got = f"CXX={named}, which is not there" if named else f"none of {', '.join(COMPILERS)} on PATH"

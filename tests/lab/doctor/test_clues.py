@@ -14,6 +14,7 @@ from lab.doctor.causes import CAUSES
 from lab.doctor.diagnosis import OTHER_TITLES, diagnose, weigh
 from lab.doctor.evidence import CLUES, gather
 from lab.doctor.importers import rows
+from lab.doctor.page import Patient, render
 from lab.doctor.rules import over, under
 from lab.doctor.view import View
 from lab.traces import Trace
@@ -195,6 +196,16 @@ def test_what_is_not_finite_is_said_first_and_alone() -> None:
     trace = trace_of(ROWS, lambda logp, b: [math.nan if b == 3 and t == 0 else x for t, x in enumerate(logp)])
     assert set(gather(trace)) == {"nonfinite_share", "num_tokens"}
     assert diagnose(trace).named[0].name == "not_finite" and "NaN" in "\n".join(diagnose(trace).lines())
+
+
+@pytest.mark.parametrize("odd", [math.nan, -math.inf])
+@pytest.mark.parametrize("is_every", [False, True])
+def test_what_is_not_finite_has_a_page(odd: float, is_every: bool) -> None:
+    """The page says so and draws the tokens that are finite, if there are some."""
+    trace = trace_of(ROWS, lambda logp, b: [odd if is_every or b == 3 else x for x in logp])
+    page = render([Patient("t", 0, trace, diagnose(trace))])
+    assert "NaN or infinite" in page
+    assert ("probability-scatter" in page) == (not is_every)
 
 
 def test_the_view_counts_sampled_tokens_alone() -> None:

@@ -215,6 +215,15 @@ def test_the_rows_of_a_trace_are_the_trace() -> None:
     assert set(dumps.rows_of(rows.trace(bare))[0]) == {*bare[0], "step", "reward", "is_response"}
 
 
+@pytest.mark.parametrize("experts", ["x", True, [[1]], torch.zeros(3)])
+def test_skyrls_experts_of_another_kind_are_refused(experts: Any, tmp_path: Path) -> None:
+    """Routes that are no tensor, or one of another shape, are an error that names the field, not a trace without."""
+    path = dumps.skyrl(tmp_path, WHOLE)
+    torch.save(torch.load(path) | {"rollout_expert_indices": experts}, path)
+    with pytest.raises(ValueError, match=r"rollout_expert_indices: expected \(B, S, layers, slots\), .* got "):
+        load_trace(path)
+
+
 def test_skyrls_fillers_are_no_routes(tmp_path: Path) -> None:
     """Rows that no engine recorded hold experts 0 to K - 1 in SkyRL's batch, and its mask says so: -1 in ours."""
     path = dumps.skyrl(tmp_path, WHOLE)

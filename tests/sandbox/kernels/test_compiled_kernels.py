@@ -282,6 +282,24 @@ def test_no_compiler_is_one_line(variables, got, monkeypatch, tmp_path):
     assert str(caught.value) == expected
 
 
+def test_a_compiler_whose_words_cannot_be_told_apart_is_one_line(monkeypatch, tmp_path):
+    """An open quote in $CXX is named with the field, and nothing is built."""
+    monkeypatch.setenv("CXX", "g++ 'x")
+    with pytest.raises(ConfigError, match=r"^compile: expected a C\+\+ compiler in \$CXX, got CXX=g\+\+ 'x \("):
+        build.build(tmp_path)
+
+
+def test_kernels_that_cannot_be_loaded_are_one_line(monkeypatch, tmp_path):
+    """A cut file in the cache is named, with what mends it: `compile: auto` then takes torch's operators."""
+    cut = tmp_path / "cut.so"
+    cut.write_bytes(b"")
+    monkeypatch.setattr(build, "build", lambda cache: cut)
+    with pytest.raises(ConfigError) as caught:
+        build.library.__wrapped__()
+    wanted = f"compile: expected kernels that can be loaded, got: {cut}: file too short (once removed, they are built"
+    assert str(caught.value).startswith(wanted)
+
+
 def test_a_compiler_that_fails_is_one_line(monkeypatch, tmp_path):
     """A compiler that cannot build the sources is named, with its first complaint."""
     fake = tmp_path / "cxx"
