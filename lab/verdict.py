@@ -78,7 +78,7 @@ class VerdictRules(Strict):
             "reward_fall": f"The trailing mean of {REWARD} over {self.window} steps (before step {self.window} over "
             f"all so far) is below {self.reward_fall:g} times its peak so far {lasting}. As a peak, a mean of fewer "
             f"steps is lowered by {self.noise_margin:g} standard errors; peaks of at most {self.reward_min:g} do not "
-            "count.",
+            "count, and without another the run is undecided.",
             "kl_blowup": f"{KL} is above {self.kl_limit:g}, or above {self.kl_factor:g} times its median over the "
             f"first {self.early_steps} steps and above {self.kl_floor:g}, {lasting}.",
             "entropy_collapse": f"{ENTROPY} is below {self.entropy_floor:g} or below {self.entropy_fraction:g} times "
@@ -149,8 +149,8 @@ class Verdict:
 def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = None) -> Verdict:
     """The verdict on a run's metrics.jsonl: one mapping per global step, steps ascending (ValueError otherwise).
 
-    A rule that fired makes the run collapsed, however short it is. Otherwise a run with too few steps, or without a
-    series that a rule needs, is undecided, with the cause.
+    A rule that fired makes the run collapsed, however short it is. Otherwise a run with too few steps, without a series
+    that a rule needs, or whose reward is never above the noise is undecided, with the cause.
     """
     rules = VerdictRules() if rules is None else rules
     steps = [int(record["step"]) for record in metrics]
@@ -170,6 +170,12 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
         if num_steps >= rules.min_steps > num_values:
             at = "1 step" if num_values == 1 else f"{num_values} steps"
             undecided.append(f"{name} is recorded at {at}, and the rules need {rules.min_steps}")
+    # From noise nothing can fall: the reward does not say whether such a run holds or died at once.
+    if not undecided and not (peak := highest(_levels(metrics, rules))).sure > rules.reward_min:
+        undecided.append(
+            f"{REWARD} peaks at {peak.value:.3g} (step {peak.step}), less its noise at most {rules.reward_min:g} "
+            "(verdict.reward_min): no fall would show"
+        )
     stable = False if reasons else None if undecided else True
     return Verdict(
         stable,

@@ -123,6 +123,20 @@ def test_too_little_data_is_undecided() -> None:
         assert verdict.stable is None and verdict.reasons == () and name in verdict.undecided[0]
 
 
+@pytest.mark.parametrize("first", [0.0, 0.05, 0.07])
+def test_a_reward_that_is_all_noise_is_undecided(first: float) -> None:
+    """A run without a level to fall from may have died at once: it is not stable, and the sentence names the rule."""
+    rewards = [first, *([0.0] * 19)]
+    run = [{"step": n, REWARD: reward, KL: 1e-4, ENTROPY: 1.0} for n, reward in enumerate(rewards, start=1)]
+    verdict = judge(run)
+    assert verdict.stable is None and verdict.reasons == ()
+    (cause,) = verdict.undecided
+    assert cause.startswith(f"{REWARD} peaks at {first:.3g} (step 1)") and "0.05 (verdict.reward_min)" in cause
+    assert judge(run, VerdictRules(reward_min=0.0)).stable is (None if first == 0 else False)
+    blown_up = [record | {KL: 1.0} for record in run]
+    assert judge(blown_up).stable is False
+
+
 def test_a_collapse_is_a_collapse_even_where_another_series_is_missing() -> None:
     """One rule's evidence does not depend on metrics that another lacks."""
     records = [{k: v for k, v in r.items() if k != ENTROPY} for r in plant(KL, lambda v, n: 1.0)]
