@@ -27,6 +27,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from lab.files import RecordError, exclusive
 from lab.interrupts import held, kept_handlers
+from lab.ray_job import OwnPath
 
 PREFIX = "fo-ray-"  # short: Ray makes sockets inside, and a socket's path may have 107 bytes
 CONNECT_S = 10.0
@@ -98,7 +99,7 @@ def ray_session(
         reach(address, field)
         try:
             with kept_handlers():  # Ray's own SIGTERM handler ends the process with exit code 15
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(address=address, job_config=OwnPath(), log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ValueError(f"{field}: no Ray cluster at {address}: {error} ({TOKEN})") from None
         try:
@@ -153,6 +154,7 @@ def _start(field: str, **words: Any) -> None:
             with kept_handlers():
                 ray.init(
                     address="local",  # None would join a cluster that somebody else has on this machine
+                    job_config=OwnPath(),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
