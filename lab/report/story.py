@@ -245,11 +245,14 @@ def _start(group: TreatmentGroup) -> Sentence:
 
 
 def _adverbial(some: Sequence[TreatmentGroup]) -> Sentence:
-    """`without a remedy and with R2, R3`: the groups' names, with one preposition for adjacent groups that share it."""
+    """`without a remedy and with R2, R3`: the groups' names, with one preposition for adjacent groups that share it.
+
+    `without` is repeated: after `without a remedy and a remedy at N = 1` the second group would seem to have one.
+    """
     rows = [list(row) for _, row in itertools.groupby(some, key=lambda group: group.preposition)]
     sentence: Sentence = []
     for place, row in enumerate(rows):
-        names = [_named(group, preposition=group is row[0]) for group in row]
+        names = [_named(group, preposition=group is row[0] or group.preposition == "without") for group in row]
         sentence += [*([Words(" and ")] if place else []), *_joined(names)]
     return sentence
 

@@ -1,6 +1,7 @@
-"""The treatment of each run of a report, read from its config: the engine's gap and the remedies.
+"""The treatment of each run of a report, read from its config: the engine's gap, the remedies, and N.
 
-A remedy is a correction of the gap, a replay mode or a dual clip. Runs of one config under several seeds are one group.
+A remedy is a correction of the gap, a replay mode or a dual clip. N is named where it is not that of most configs.
+Runs of one config under several seeds are one group.
 """
 
 from __future__ import annotations
@@ -68,6 +69,12 @@ class Treatment:
         """The replay mode; None for `none`."""
         mode = self.run.setting("algorithm", "replay", "mode")
         return None if mode in (None, "none") else str(mode)
+
+    @property
+    def num_minibatches(self) -> int | None:
+        """N; None where the config does not state it."""
+        num = self.run.setting("algorithm", "batch", "num_minibatches")
+        return num if isinstance(num, int) else None
 
     @property
     def is_untreated(self) -> bool:
@@ -146,7 +153,9 @@ def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     untreated = [treatment.preset for treatment in treatments if treatment.is_untreated]
     # The untreated runs' preset goes without saying; without such runs, the most frequent one.
     baseline = untreated[0] if untreated else max(presets, key=presets.count)
-    names = [_named(treatment, baseline, differ) for treatment in treatments]
+    sizes = [treatment.num_minibatches for treatment in treatments]
+    usual = next((size for size in sizes if 2 * sizes.count(size) > len(sizes)), None)
+    names = [_named(treatment, baseline, differ, usual) for treatment in treatments]
     return [
         TreatmentGroup(some, *(name if name and names.count(name) == 1 else ("in", _label(some, runs))))
         for some, name in zip(members, names, strict=True)
@@ -154,15 +163,16 @@ def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
 
 
 def _named(
-    treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"]
+    treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"], usual: int | None
 ) -> tuple[str, str] | None:
-    """Preposition and name of a run's treatment; None where the config has none."""
-    parts = treatment.parts(baseline, engines)
+    """Preposition and name of a run's treatment, with N unless it is the `usual` one; None without a treatment."""
+    parts, num = treatment.parts(baseline, engines), treatment.num_minibatches
+    at = "" if num in (None, usual) else f" at N = {num}"
     if treatment.is_untreated and (not parts or engines == "differ"):
-        return "without", " under ".join(["a remedy", *parts])
+        return "without", " under ".join(["a remedy", *parts]) + at
     if not parts and treatment.preset:
         parts = [treatment.preset]
-    return ("with", " + ".join(parts)) if parts else None
+    return ("with", " + ".join(parts) + at) if parts else None
 
 
 def _label(some: Sequence[ReportRun], runs: Sequence[ReportRun]) -> str:

@@ -32,6 +32,7 @@ class Recipe:
     correction: str = "null"
     collapses_at: int | None = None
     engine: str = FP8
+    num_minibatches: int = 4
 
 
 DEMO = (
@@ -58,7 +59,7 @@ def write_run(root: Path, recipe: Recipe, seed: int, num_steps: int) -> RunFolde
         f"name: {recipe.name}\nseed: {seed}\nbackend: sandbox\nnum_steps: {num_steps}\n"
         f"algorithm:\n  objective: {{preset: {recipe.preset}, correction: {recipe.correction}}}\n"
         f"  replay: {{mode: {recipe.mode}}}\n"
-        f"  batch: {{num_prompts: 16, num_responses: 8, num_minibatches: 4}}\n{recipe.engine}\n"
+        f"  batch: {{num_prompts: 16, num_responses: 8, num_minibatches: {recipe.num_minibatches}}}\n{recipe.engine}\n"
     )
     run.write_manifest(manifest(seed) | {"engine": WORDS[recipe.engine.split("\n")[0]]})
     generator = torch.Generator().manual_seed(seed)
