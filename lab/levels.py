@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 Series = list[tuple[int, float]]
@@ -23,6 +23,12 @@ def trailing_mean(values: Series, window: int) -> Series:
     """At each step the mean of the last `window` values (of all, where there are fewer)."""
     bare = [value for _, value in values]
     return [(step, fmean(bare[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)]
+
+
+def trailing_median(values: Series, window: int) -> Series:
+    """At each step the median of the last `window` values (of all, where there are fewer)."""
+    bare = [value for _, value in values]
+    return [(step, median(bare[max(0, i + 1 - window) : i + 1])) for i, (step, _) in enumerate(values)]
 
 
 def noise(values: Series) -> float:

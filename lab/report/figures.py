@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from lab.levels import Series, trailing_mean
+from lab.levels import Series, trailing_mean, trailing_median
 from lab.report.runs import ReportRun
 from lab.report.scale import HEIGHT, PLOT_HEIGHT, Scale
 from lab.report.story import first_step, reasons
@@ -70,7 +70,7 @@ class Lines:
     """One metric over the global steps, one line per run.
 
     On a log axis a value of 0 (that of an exact engine) is drawn at the bottom, on a tick of its own. A `noisy` series
-    is drawn faint under its trailing mean; `points` marks the values of a sparse one.
+    is drawn faint under its trailing mean (median on a log axis); `points` marks the values of a sparse one.
     """
 
     id: str
@@ -95,13 +95,13 @@ class Lines:
         window = smoothing_window(max(len(values) for _, values in found)) if self.style == "noisy" else 1
         scale = Scale.of([value for _, values in found for _, value in values], self.axis)
         data = run_lines(found, window, scale, marked=self.style == "points")
-        smooth = [(run, trailing_mean(values, window)) for run, values in found]
+        smooth = [(run, smoothed(values, window, scale)) for run, values in found]
         data += [cross for run, values in smooth if (cross := collapse_cross(run, values, scale)) is not None]
         layout = over_steps([values for _, values in found], scale)
         if len(runs) > 1:
             ends = [(run, *values[-1]) for run, values in smooth]
             layout["annotations"] = end_labels(ends, scale)
-        note = smoothing_note(window) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
+        note = smoothing_note(window, scale) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
         return Figure(self.id, self.title, self.caption, data, layout, note)
 
 
@@ -112,20 +112,27 @@ def caption(name: str) -> Caption:
 
 
 def smoothing_window(num_values: int) -> int:
-    """Steps of the trailing mean in a noisy figure: a fifteenth of the run, at least 3, from 20 values on; else 1."""
+    """Steps by which a noisy figure smooths: a fifteenth of the run, at least 3, from 20 values on; else 1."""
     return 1 if num_values < 20 else max(3, num_values // 15)
+
+
+def smoothed(values: Series, window: int, scale: Scale) -> Series:
+    """The trailing mean of the values, on a log axis the trailing median; for `window` = 1 the values."""
+    # On a log axis a lone spike lifts the mean to a plateau as wide as the window. The median leaves it to the faint
+    # line; the geometric mean would keep part of the plateau, and is 0 beside any 0.
+    return trailing_median(values, window) if scale.is_log else trailing_mean(values, window)
 
 
 def run_lines(
     found: Sequence[tuple[ReportRun, Series]], window: int, scale: Scale, *, marked: bool = False
 ) -> list[dict[str, Any]]:
-    """A line per run: its values, or for `window` > 1 their trailing mean over the faint values."""
+    """A line per run: its values, or for `window` > 1 the smoothed ones over the faint values."""
     data: list[dict[str, Any]] = []
     for run, values in found:
-        smooth = trailing_mean(values, window)
+        smooth = smoothed(values, window, scale)
         if window > 1:
             data.append(_trace(run, values, scale, "raw", marked) | {"opacity": 0.25, "hoverinfo": "skip"})
-        texts = [_hover(raw, mean, window) for (_, raw), (_, mean) in zip(values, smooth, strict=True)]
+        texts = [_hover(raw, level, window) for (_, raw), (_, level) in zip(values, smooth, strict=True)]
         data.append(_trace(run, smooth, scale, "line", marked) | hover(texts))
     return data
 
@@ -161,9 +168,10 @@ def collapse_cross(run: ReportRun, smooth: Series, scale: Scale) -> dict[str, An
     } | hover([rule])
 
 
-def smoothing_note(window: int) -> str:
+def smoothing_note(window: int, scale: Scale) -> str:
     """A legend for the faint and the bold lines; empty where nothing is smoothed."""
-    return f"Faint: each step; bold: trailing mean of {window} steps. " if window > 1 else ""
+    level = "median" if scale.is_log else "mean"
+    return f"Faint: each step; bold: trailing {level} of {window} steps. " if window > 1 else ""
 
 
 def end_labels(
@@ -226,5 +234,5 @@ def _step_range(first: int, last: int) -> list[float]:
     return [first - 0.015 * (last - first), float(last)] if last > first else [first - 1.0, last + 1.0]
 
 
-def _hover(raw: float, mean: float, window: int) -> str:
-    return number(mean) if window == 1 else f"{number(mean)} (this step {number(raw)})"
+def _hover(raw: float, level: float, window: int) -> str:
+    return number(level) if window == 1 else f"{number(level)} (this step {number(raw)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lab.levels import Series, trailing_mean
+from lab.levels import Series
 from lab.report.figures import (
     Figure,
     caption,
@@ -13,6 +13,7 @@ from lab.report.figures import (
     end_labels,
     over_steps,
     run_lines,
+    smoothed,
     smoothing_note,
     smoothing_window,
 )
@@ -33,7 +34,7 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
         return None
     window = _window([run for run, _ in found], max(len(values) for _, values in found))
     scale = Scale.of([value for _, values in found for _, value in values], "linear")
-    smooth = [(run, trailing_mean(values, window)) for run, values in found]
+    smooth = [(run, smoothed(values, window, scale)) for run, values in found]
     data = run_lines(found, window, scale)
     for trace in data:
         trace["line"] |= {"width": 1 if trace["meta"]["role"] == "raw" else 2.5}
@@ -41,7 +42,7 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
     layout = over_steps([values for _, values in found], scale)
     if len(runs) > 1:
         layout["annotations"] = _labels(smooth, scale)
-    note = smoothing_note(window)
+    note = smoothing_note(window, scale)
     if any(trace["meta"]["role"] == "collapse" for trace in data):
         note += "A cross marks the step from which the first rule of the verdict held; hovering shows the rule."
     return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)

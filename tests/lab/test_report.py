@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -135,13 +136,35 @@ def test_every_curve_has_the_collapse_and_its_rule(runs: list[RunFolder], html: 
             assert abs(drawn - wanted) < 1e-6
 
 
-def test_the_kl_is_smoothed(runs: list[RunFolder], html: str) -> None:
-    """The bold KL curve is the trailing mean of the records, a fifteenth of the run wide."""
-    (figure,) = (figure for figure in payload(html)["figures"] if figure["id"] == "k3-kl")
-    values = [row["rollout_corr/k3_kl"] for row in runs[4].metrics()]
-    (line,) = (t for t in figure["data"] if t["meta"] == {"run": 4, "role": "line"})
-    expected = [sum(values[max(0, i - 3) : i + 1]) / len(values[max(0, i - 3) : i + 1]) for i in range(60)]
-    assert line["y"] == pytest.approx(expected, rel=1e-12)  # rounding of float64 sums
+def test_bold_curves_are_means_and_on_a_log_axis_medians(runs: list[RunFolder], html: str) -> None:
+    """Either is of the last values of the records, a fifteenth of the run wide, and the note says which."""
+    figures = {figure["id"]: figure for figure in payload(html)["figures"]}
+    for name, metric, level in (
+        ("k3-kl", "rollout_corr/k3_kl", statistics.median), ("entropy", "actor/entropy", statistics.fmean)
+    ):  # fmt: skip
+        values = [row[metric] for row in runs[4].metrics()]
+        (line,) = (t for t in figures[name]["data"] if t["meta"] == {"run": 4, "role": "line"})
+        expected = [level(values[max(0, i - 3) : i + 1]) for i in range(60)]
+        assert line["y"] == pytest.approx(expected, rel=1e-12)  # rounding of float64 sums
+        assert f"bold: trailing {level.__name__.removeprefix('f')} of 4 steps." in _note(html, name)
+
+
+def test_a_spike_draws_no_plateau_on_a_log_axis(tmp_path: Path) -> None:
+    """One gradient norm a thousand times the others moves no bold point to more than the largest of the others."""
+    (run,) = write_demo(tmp_path, DEMO[4:5])
+    path = run.path / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[30]["actor/grad_norm"] *= 1e3
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    others = [row["actor/grad_norm"] for row in rows[:30] + rows[31:]]
+    (figure,) = (figure for figure in payload(render([run]))["figures"] if figure["id"] == "grad-norm")
+    raw, line = (next(t for t in figure["data"] if t["meta"]["role"] == role)["y"] for role in ("raw", "line"))
+    assert max(raw) == rows[30]["actor/grad_norm"] > 100 * max(others) and max(line) <= max(others)
+
+
+def _note(html: str, figure: str) -> str:
+    """The text under a figure."""
+    return re.sub(r"<[^>]+>", "", html.split(f'id="{figure}"')[1].split("</figure>")[0])
 
 
 def test_the_time_of_a_step_is_shown_where_it_was_taken(tmp_path: Path) -> None:
