@@ -48,6 +48,12 @@ class Figure:
     note: str = ""
     height: int = HEIGHT
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether its lines and bars, of which it has some, have no value but 0."""
+        drawn = [trace["y"] for trace in self.data if trace["meta"]["role"] in ("line", "raw", "bar")]
+        return bool(drawn) and not any(value for values in drawn for value in values)
+
 
 @runtime_checkable
 class Named(Protocol):

@@ -10,11 +10,14 @@ from typing import TypeVar
 from lab.files import atomic_write
 from lab.records import RunFolder
 from lab.report.differences import Difference, differences
+from lab.report.figures import Figure
 from lab.report.overview import reward_picture
 from lab.report.page import page
 from lab.report.runs import ReportRun, load_runs, shared_prefix
-from lab.report.sections import SECTIONS
+from lab.report.sections import SECTIONS, ReportSection
 from lab.report.story import story
+from lab.report.style import listed
+from lab.report.timing import Table
 
 
 def write_report(run_folders: Sequence[RunFolder], out: Path, *, refresh_s: int | None = None) -> None:
@@ -28,10 +31,9 @@ def write_report(run_folders: Sequence[RunFolder], out: Path, *, refresh_s: int 
 def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) -> str:
     """The page as text; ValueError for no run folder."""
     runs = load_runs(run_folders)
-    drawn = [(section, _made(section.figures, runs), _made(section.tables, runs)) for section in SECTIONS]
-    sections = [(section, figures, tables) for section, figures, tables in drawn if figures or tables]
+    sections = [found for section in SECTIONS if not (found := Filled.of(section, runs)).is_empty]
     picture = reward_picture(runs)
-    figures = [*([] if picture is None else [picture]), *(figure for _, some, _ in sections for figure in some)]
+    figures = [*([] if picture is None else [picture]), *(figure for one in sections for figure in one.figures)]
     found = differences(runs)
     return page(
         "page.html.jinja",
@@ -48,6 +50,34 @@ def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) ->
         usual=[Setting(one.field, one.name, one.usual) for one in found if one.usual is not None],
         refresh_s=refresh_s,
     )
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A section with the figures and tables for which the runs have data, and the titles of figures that are all 0."""
+
+    section: ReportSection
+    figures: list[Figure]
+    tables: list[Table]
+    zero: list[str]
+
+    @staticmethod
+    def of(section: ReportSection, runs: Sequence[ReportRun]) -> Filled:
+        """The section of these runs."""
+        made = _made(section.figures, runs)
+        # An empty plot says no more than its title in a list.
+        figures, zero = [one for one in made if not one.is_zero], [one.title for one in made if one.is_zero]
+        return Filled(section, figures, _made(section.tables, runs), zero)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the runs have no data for it."""
+        return not (self.figures or self.tables or self.zero)
+
+    @property
+    def note(self) -> str:
+        """A sentence that names the figures left out; empty without any."""
+        return f"All zero, so not drawn: {listed(self.zero, mark='; ')}." if self.zero else ""
 
 
 Made = TypeVar("Made")

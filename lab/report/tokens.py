@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
 from lab.report.runs import ReportRun
+from lab.report.scale import MARGIN
 from lab.report.style import number, shortened
 from lab.traces import Trace
 from theory.routing.measures import whole_rows
@@ -26,6 +27,8 @@ LEAST_SHARE = 2e-4
 """Share of the places below which the ranking omits a token, as R3's Table 11 does."""
 COLUMNS, MOST_ROWS = 24, 6
 """Size of the grid that shows the beginning of a response, a cell per input token."""
+ROW_HEIGHT, MAP_MARGIN = 36, 8
+"""Height of a row of the grid, and the margin under the last one, which has no axis, pixels."""
 LONGEST, IN_CELL = 5, 2
 """Most characters of a token's text under a bar and in a cell; hovering shows the rest."""
 NO_TEXT = "□"
@@ -94,15 +97,17 @@ def token_map(runs: Sequence[ReportRun]) -> Figure | None:
     rows = -(-len(tokens) // COLUMNS)
     blank = {"visible": False, "fixedrange": True}
     layout: dict[str, Any] = {
-        "xaxis": blank | {"range": [-0.7, COLUMNS - 0.3]}, "yaxis": blank | {"range": [0.5 - max(rows, 4), 0.7]},
-        "hovermode": "closest", "margin": {"l": 0, "r": 0},
+        "xaxis": blank | {"range": [-0.7, COLUMNS - 0.3]}, "yaxis": blank | {"range": [0.5 - rows, 0.7]},
+        "hovermode": "closest", "margin": {"l": 0, "r": 0, "b": MAP_MARGIN},
     }  # fmt: skip
     formula = f"d of each input token, from 0 (pale) to {int(top)} (full)"
     note = f"{run.label}, step {trace.step}, response {b}, the one that differs most. Bold: sampled; plain: its prompt"
     note += "; framed: the task's answers." if observed else "."
     caption = Caption(formula, "choices", "R3 Fig. 11")
     data = [cells, frames] if observed else [cells]
-    return Figure("token-map", "Routing differences along a response", caption, data, layout, note)
+    # As high as its rows: most responses of the sandbox have one or two.
+    height = round((rows + 0.2) * ROW_HEIGHT) + MARGIN["t"] + MAP_MARGIN
+    return Figure("token-map", "Routing differences along a response", caption, data, layout, note, height)
 
 
 class Differences(NamedTuple):

@@ -24,7 +24,7 @@ from theory.metrics import REGISTRY
 EXPECTED = {
     "reward", "accuracy", "k3-kl", "extreme-fraction", "effective-sample-size", "truncated-fraction",
     "probability-scatter", "extreme-curve", "entropy", "grad-norm", "clip-high", "clip-low", "staleness-kl",
-    "response-length", "router-disagreement", "token-disagreement", "topk-agreement", "route-kl", "native-rows",
+    "response-length", "router-disagreement", "token-disagreement", "topk-agreement", "route-kl",
     "router-difference", "token-level-difference", "sequence-level-difference", "deviation-tails", "ratio-parts",
     "token-difference", "token-map", "predictor-loss",
 }  # fmt: skip
@@ -180,15 +180,21 @@ def test_the_time_of_a_step_is_shown_where_it_was_taken(tmp_path: Path) -> None:
     assert (bars["x"], bars["y"]) == (["sampling", "updates"], [3.0, 6.0])
 
 
-def test_no_data_is_absent_and_zero_is_shown(tmp_path: Path) -> None:
-    """A metric without values has no figure, one that is 0 has; a run that lacks it is not in the others' figure."""
+def test_no_data_is_absent_and_zero_is_told(tmp_path: Path) -> None:
+    """A metric without values has no figure; one that is 0 in every run is named in one line; a run that lacks a metric
+    is not in the others' figure."""
     first, second = write_demo(tmp_path, (DEMO[0], DEMO[3]), num_steps=5)
-    found = {figure["id"]: figure for figure in payload(render([first, second]))["figures"]}
-    assert "predictor-loss" not in found and "native-rows" not in found
+    html = render([first, second])
+    found = {figure["id"]: figure for figure in payload(html)["figures"]}
+    assert "predictor-loss" not in found and "native-rows" not in found and "not drawn" not in html
     assert {trace["meta"]["run"] for trace in found["truncated-fraction"]["data"]} == {1}
-    assert found["k3-kl"]["layout"]["yaxis"]["ticktext"].count("0") == 1
-    alone = {figure["id"]: figure for figure in payload(render([first]))["figures"]}
-    assert alone["k3-kl"]["data"][0]["y"] == [0.0] * 5 and "annotations" not in alone["k3-kl"]["layout"]
+    assert found["k3-kl"]["layout"]["yaxis"]["ticktext"].count("0") == 1 and "annotations" in found["k3-kl"]["layout"]
+    html = render([first])
+    assert not {"k3-kl", "extreme-fraction", "extreme-curve"} & {figure["id"] for figure in payload(html)["figures"]}
+    (line,) = re.findall(r"not drawn: (.*?)</p>", html.split('id="discrepancy"')[1].split("</section>")[0])
+    assert re.sub(r"<[^>]+>", "", line) == (
+        "KL between rollout and training engine; Extreme tokens, F(2) and Extreme tokens by threshold."
+    )
 
 
 def test_every_caption_comes_from_the_registry(html: str) -> None:

@@ -12,7 +12,16 @@ import torch
 
 from lab.report.pictures import ROUTING_LEVELS, deviation_tails, ratio_parts
 from lab.report.runs import ReportRun, load_runs
-from lab.report.tokens import COLUMNS, MOST_TOKENS, differences_of, mean_by_token, token_difference, token_map
+from lab.report.scale import MARGIN
+from lab.report.tokens import (
+    COLUMNS,
+    MOST_TOKENS,
+    ROW_HEIGHT,
+    differences_of,
+    mean_by_token,
+    token_difference,
+    token_map,
+)
 from lab.traces import Trace
 from tests.lab.synthetic_runs import DEMO, write_demo
 
@@ -97,6 +106,17 @@ def test_the_map_is_of_the_response_that_differs_most(runs: list[ReportRun]) -> 
     first = trace.tokens[int(trace.offsets[b])].item()
     shown = html.escape(trace.texts.get(first, f"⟨{first}⟩").replace(" ", "␣").replace("\n", "↵"), quote=False)
     assert names[0] == shown
+
+
+def test_the_map_is_as_high_as_its_rows(runs: list[ReportRun]) -> None:
+    """Every row of cells takes the same height, whatever their number, and nothing is left below the last one."""
+    figure, trace = token_map(runs), runs[1].newest_trace
+    assert figure is not None and trace is not None
+    rows = len(set(figure.data[0]["y"]))
+    low, high = figure.layout["yaxis"]["range"]
+    assert rows == 3 and high - low == pytest.approx(rows + 0.2) and low < -(rows - 1)
+    inside = figure.height - MARGIN["t"] - figure.layout["margin"]["b"]
+    assert inside / (high - low) == pytest.approx(ROW_HEIGHT, rel=0.01)  # whole pixels
 
 
 def in_turns(trace: Trace, b: int, gap: tuple[int, ...]) -> Trace:
