@@ -128,10 +128,16 @@ def phase_diagram(
     return Figure(f"map-{title.replace(' ', '-')}", title, own, [cells], layout, EMPTY)
 
 
+def unbroken(diagrams: Sequence[Figure]) -> str:
+    """The number of the diagrams' cells in which no run breaks, in a sentence."""
+    cells = [cell for figure in diagrams for line in figure.data[0]["z"] for cell in line if cell is not None]
+    return f"In {cells.count(1.0)} of {len(cells)} cells no run breaks."
+
+
 def survival(one: Arm | None, regime: Regime, seeds: Sequence[int], rows: Mapping[str, Row]) -> float | None:
     """The mean survival of an arm over the seeds that have run, in [0, 1]; None without any, or without an arm."""
     found = [] if one is None else finished(regime, one, seeds, rows)
     return fmean(SURVIVAL.of(row) for row in found) if found else None
 
 
-__all__ = ["DEGREES", "maps", "over_updates", "over_windows", "phase_diagram", "survival"]
+__all__ = ["DEGREES", "maps", "over_updates", "over_windows", "phase_diagram", "survival", "unbroken"]

@@ -12,7 +12,7 @@ from lab.report.page import Drawn, page
 from sandbox.ledger import exact
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import FRESH, Claim, Row
-from sandbox.ledger.figures import maps, over_updates, phase_diagram
+from sandbox.ledger.figures import maps, over_updates, phase_diagram, unbroken
 from sandbox.ledger.page import (
     REACH_TITLES,
     VERDICT_TITLES,
@@ -66,13 +66,14 @@ def render(
     seen: dict[str, Figure] = {}
     most = range(max((len(claim.seen(name, seeds)) for claim in claims for name in claim.regimes), default=0))
     mapped = mapped_regimes(claims, regimes)
-    diagrams = [phase_diagram(name, arms, mapped, most, rows) for name, arms in maps(claims).items()]
+    asked = [phase_diagram(name, arms, mapped, most, rows) for name, arms in maps(claims).items()]
+    diagrams = [figure for figure in asked if figure is not None]
     for place, regime in enumerate(regimes):
         tried = [claim for claim in claims if regime.name in claim.places]
         placed = [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
         seen |= {figure.id: figure for figure, _ in placed}
         drawn += placed
-    drawn += [figure for figure in diagrams if figure is not None]
+    drawn += diagrams
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
@@ -98,8 +99,8 @@ def render(
         why=[(claim.number, title(claim), *undecided_row(need)) for claim, need in open_ones],
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
-        claims=sections, maps=[figure for figure in diagrams if figure is not None], first=_fullest(regimes, found),
-        fresh=FRESH, warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
+        claims=sections, maps=diagrams, unbroken=unbroken(diagrams), first=_fullest(regimes, found), fresh=FRESH,
+        warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
     )  # fmt: skip
 
 
@@ -124,8 +125,8 @@ def _fullest(regimes: Sequence[Regime], found: Sequence[Finding]) -> int:
 
 def _sentence(made: Sequence[ClaimLine]) -> str:
     return (
-        f"{len(made)} claims, {counts_text(made)}: each is decided in one regime, by predictions that were written "
-        "before the runs that decide it."
+        f"{len(made)} claims, {counts_text(made)}: each within reach is tested in one regime on fresh "
+        "seeds, by predictions that were written before these runs."
     )
 
 

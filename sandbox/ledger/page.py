@@ -44,7 +44,7 @@ and was written in `sandbox/claims/` before the runs that decide it. How to read
 
 READING = f"""## How to read it
 
-- A claim is decided in one regime, its home, on seeds from {FRESH} on. **reproduced**: all its predictions hold.
+- A claim is tested in one regime, its home, on seeds from {FRESH} on. **reproduced**: all its predictions hold.
   **not reproduced**: one fails. **opposite**: it is beyond its margin on the other side. **inconclusive**: the seeds
   do not decide. **not applicable**: it is about a collapse, and no run of the arm that should collapse did.
   **tried again**: inconclusive, and repeated on later seeds by the claim whose name ends in "again", which answers the

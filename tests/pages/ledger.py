@@ -42,8 +42,8 @@ def block() -> str:
     made = lines(CLAIMS, found(), needs(CLAIMS, REGIMES, kept()))
     hours = math.fsum(row.get("seconds") or 0.0 for row in kept().values()) / 3600
     return (
-        f"- {len(CLAIMS)} claims, each decided in one regime on fresh seeds: {counts_text(made)}.\n"
-        f"- {len(kept())} runs, {hours:.1f} hours of one thread: [all of it](results/claims/ledger.md).\n"
+        f"- {len(CLAIMS)} claims, each within reach tested in one regime on fresh seeds: {counts_text(made)}.\n"
+        f"- {len(kept())} runs, {hours:.1f} hours of one thread: [all](results/claims/ledger.md).\n"
     )
 
 
