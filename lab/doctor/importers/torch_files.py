@@ -6,7 +6,7 @@ NumPy arrays and scalars of bools, integers and floats are allowed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,10 @@ _SAFE = [
 
 
 def content_of(path: Path) -> Mapping[str, Any]:
-    """The dictionary in a torch file; ValueError for anything else, and for objects whose code would have to run."""
+    """The dictionary in a torch file; ValueError for anything else, and for objects whose code would have to run.
+
+    Its tensors are dense, on the CPU and no larger than their storage; ValueError names the entry of another.
+    """
     try:
         # Opened separately: an OSError inside torch.load is from a torn file (a seek past its end), not from the disk.
         with disk_errors(path, "read"):
@@ -55,4 +58,32 @@ def content_of(path: Path) -> Mapping[str, Any]:
         raise ValueError(
             f"expected slime's samples or rollout_data, or miles's policy loss, got {type(content).__name__}"
         )
+    for place, tensor in _tensors(content):
+        if (odd := _odd(tensor)) is not None:
+            raise ValueError(f"{place}: expected a dense CPU tensor no larger than its storage, got {odd}")
     return content
+
+
+def _odd(tensor: torch.Tensor) -> str | None:
+    """The property of a tensor that keeps its values from being read; None for a plain one."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return "a nested one" if tensor.is_nested else f"one of layout {tensor.layout}"
+    if tensor.device.type != "cpu":
+        return f"one on {tensor.device}"
+    # Strides of 0 let a file of a few bytes stand for more values than fit into memory.
+    size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    return None if size <= stored else f"one of {size:,} bytes in {stored:,}; save tensor.contiguous()"
+
+
+def _tensors(content: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor in nested dictionaries and sequences, with its dotted place."""
+    # A stack, as a file may nest deeper than Python recurs; `seen`, as a list may hold itself.
+    waiting, seen = [("", content)], set[int]()
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield place.removeprefix("."), value
+        elif isinstance(value, dict | list | tuple) and id(value) not in seen:
+            seen.add(id(value))
+            inner = list(value.items() if isinstance(value, dict) else enumerate(value))
+            waiting += ((f"{place}.{key}", each) for key, each in inner[::-1])
