@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from lab.files import RecordError, atomic_folder, disk_errors
-from lab.strict import parse_json
+from lab.strict import parse_json, short
 
 STATE, SHARDED = "state.json", "sharded.json"
 """The file that each kind of checkpoint writes last; its presence marks the checkpoint as complete."""
@@ -53,23 +53,38 @@ def newest(folders: Sequence[Path], load: Callable[[Path], Found]) -> Found | No
         try:
             return load(folder)
         except ValueError as error:
-            whole = None
-            for older in folders[:-1]:  # from the oldest: the last one that loads is the newest
-                with contextlib.suppress(ValueError):
-                    whole = load(older).step
-            offer = "no other one is whole: start again with --fresh"
-            if whole is not None:
-                offer = f"that of step {whole} is whole: remove {folder} to continue from it"
+            offer = older(folders, load) or "no other one is whole: start again with --fresh"
             raise ValueError(f"{error}; {offer}") from error
     return None
+
+
+def older(
+    folders: Sequence[Path], load: Callable[[Path], Checkpoint | ShardedCheckpoint], last: int | None = None
+) -> str | None:
+    """Advice to continue from the newest whole one but the last, of at most `last` steps; None if there is none.
+
+    `folders` are given from the oldest to the newest.
+    """
+    for index in reversed(range(len(folders) - 1)):
+        with contextlib.suppress(ValueError):
+            step = load(folders[index]).step
+            if last is None or step <= last:
+                newer = " and ".join(map(str, folders[index + 1 :]))
+                return f"that of step {step} is whole: remove {newer} to continue from it"
+    return None
+
+
+def read(folder: Path) -> Checkpoint | ShardedCheckpoint:
+    """The checkpoint of either kind in `folder`; raises ValueError as below."""
+    return read_checkpoint(folder) if (folder / STATE).is_file() else read_shards(folder)
 
 
 def read_shards(folder: Path) -> ShardedCheckpoint:
     """The sharded checkpoint in `folder`; raises ValueError, naming the file, where a size is not the recorded one."""
     try:
-        parts = parse_json((folder / SHARDED).read_bytes())
+        parts = _object(folder / SHARDED, "step", "bytes")
         step, sizes = int(parts["step"]), dict(parts["bytes"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder / SHARDED}: damaged checkpoint ({error})") from error
     # Compare sizes alone: checksums would read every byte of a cluster's checkpoint once more.
     for name, size in sizes.items():
@@ -86,12 +101,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     state_path, tensors_path = folder / STATE, folder / "tensors.safetensors"
     try:
-        parts = parse_json(state_path.read_bytes())
+        parts = _object(state_path, "step", "state", "tensors_sha256", "state_sha256")
         body, tensors_sha256 = {"step": parts["step"], "state": parts["state"]}, parts["tensors_sha256"]
         # The checksum is of the canonical form, as other white space or another order of keys is no damage.
         if sha256(canonical(body)) != parts["state_sha256"]:
             raise ValueError("its checksum differs from the one written with it")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{state_path}: damaged checkpoint ({error})") from error
     # Read once, so that the checksum is of the bytes that are loaded.
     with disk_errors(tensors_path, "read"):
@@ -99,6 +114,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if sha256(data) != tensors_sha256:
         raise ValueError(f"{tensors_path}: damaged checkpoint (its checksum differs from the one in state.json)")
     return Checkpoint(parts["step"], safetensors.torch.load(data), parts["state"])
+
+
+def _object(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in a file; ValueError where it holds another value or lacks one of these keys."""
+    value = parse_json(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {short(value)}")
+    for key in keys:
+        if key not in value:
+            raise ValueError(f"{key}: missing")
+    return value
 
 
 def write_checkpoint(path: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:

@@ -171,18 +171,21 @@ class RunFolder:
     def truncate_metrics(self, last_step: int) -> None:
         """Drops the lines after `last_step`, which a resumed run computes again, in one replacement of the file.
 
-        ValueError where that step's own line is missing: the run could get no verdict.
+        ValueError names the first step up to it that has no line (the run could get no verdict), and the way on.
         """
+        path = self.path / "metrics.jsonl"
         kept = [line for line in self.metrics() if line["step"] <= last_step]
+        steps = [line["step"] for line in kept]
         # Step 0 needs no row: `RunRecorder.begin` writes it where it is missing.
-        if last_step > 0 and (not kept or kept[-1]["step"] != last_step):
-            got = f"none after step {kept[-1]['step']}" if kept else "none at all"
-            raise ValueError(
-                f"{self.path / 'metrics.jsonl'}: expected the rows up to step {last_step}, from whose checkpoint the "
-                f"run continues, got {got}; without them it has no verdict: start again with --fresh"
-            )
+        if last_step > 0 and len(steps) <= last_step:
+            missing = next(i for i in range(last_step + 1) if i >= len(steps) or steps[i] != i)
+            got = f"none of step {missing}" if steps else "none at all"
+            offer = checkpoints.older(self._checkpoints(STATE, SHARDED), checkpoints.read, last=missing - 1)
+            offer = offer or "without them it has no verdict: start again with --fresh"
+            wanted = f"the rows up to step {last_step}, from whose checkpoint the run continues"
+            raise ValueError(f"{path}: expected {wanted}, got {got}; {offer}")
         # JSON gives a float back by its shortest text, so the kept lines stay the same bytes.
-        atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_checkpoint(
         self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2

@@ -108,12 +108,12 @@ def test_a_damaged_checkpoint_offers_the_older_one(run: RunFolder) -> None:
     with pytest.raises(ValueError, match=rf"{damaged}that of step 5 is whole: remove {third} to continue"):
         run.latest_checkpoint()
     (second / "state.json").write_text("[]")
-    with pytest.raises(ValueError, match=rf"{damaged}that of step 3 is whole: remove {third} to continue"):
+    with pytest.raises(ValueError, match=rf"{damaged}that of step 3 is whole: remove {second} and {third} to"):
         run.latest_checkpoint()
     for path in (first, third):
         (path / "state.json").write_text("{}")
     lost = "no other one is whole: start again with --fresh"
-    with pytest.raises(ValueError, match=rf"^{third}/state\.json: damaged .*{lost}$"):
+    with pytest.raises(ValueError, match=rf"^{third}/state\.json: damaged checkpoint \(step: missing\); {lost}$"):
         run.latest_checkpoint()
 
 
@@ -124,3 +124,21 @@ def test_a_damaged_sharded_checkpoint_offers_the_older_one(run: RunFolder) -> No
     (run.path / "checkpoints" / "step-000005" / "part").write_bytes(b"ab")
     with pytest.raises(ValueError, match=r"part: damaged .* 3 bytes, got 2\); that of step 3 is whole: remove .*5 to"):
         run.latest_sharded_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("[1]", "expected an object, got [1]"), ("{}", "step: missing"), ('{"step": 3}', "{next}: missing")],
+)
+def test_a_checkpoint_without_its_keys_names_the_first(run: RunFolder, text: str, wanted: str) -> None:
+    """Whole JSON that is no record of a checkpoint, in both kinds of it."""
+    state = run.save_checkpoint(3, {"w": torch.zeros(1)}, {}) / "state.json"
+    save(run, 4, b"abc")
+    sharded = run.path / "checkpoints" / "step-000004" / "sharded.json"
+    for path, after, load in (
+        (state, "state", run.latest_checkpoint), (sharded, "bytes", run.latest_sharded_checkpoint),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(ValueError) as caught:
+            load()
+        assert str(caught.value).startswith(f"{path}: damaged checkpoint ({wanted.format(next=after)}); ")

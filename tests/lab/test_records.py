@@ -135,8 +135,9 @@ def test_what_is_no_metric_is_refused(run: RunFolder, name: str, value: object) 
 
 
 def test_records_that_are_gone_are_not_continued(run: RunFolder) -> None:
-    """A checkpoint without the rows up to it: the file, the step and the way on; the file stays as it is."""
-    for kept, got in (([], "none at all"), ([0, 1, 2], "none after step 2")):
+    """A checkpoint without each of the rows up to it: the file, the step and the way on; the file stays as it is."""
+    gone = {"none at all": [], "none of step 3": [0, 1, 2], "none of step 1": [0, 2, 3, 4], "none of step 0": [1, 2, 3]}
+    for got, kept in gone.items():
         (run.path / "metrics.jsonl").unlink(missing_ok=True)
         for step in kept:
             run.append_metrics(step, {"reward/mean": 0.5})
@@ -144,8 +145,34 @@ def test_records_that_are_gone_are_not_continued(run: RunFolder) -> None:
             ValueError, match=rf"metrics\.jsonl: expected the rows up to step 3, .* got {got}; .*--fresh$"
         ):
             run.truncate_metrics(3)
-        assert len(run.metrics()) == len(kept)
+        assert [row["step"] for row in run.metrics()] == kept
     run.truncate_metrics(0)
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_lost_rows_offer_the_newest_whole_checkpoint_before_them(run: RunFolder, is_sharded: bool) -> None:
+    """It and those to remove are named; without one the run starts again."""
+    paths = [run.path / "checkpoints" / f"step-{step:06d}" for step in (1, 2, 3, 4)]
+    for step, path in enumerate(paths, start=1):
+        run.append_metrics(step - 1, {"reward/mean": 0.5})
+        if is_sharded:
+            with run.sharded(step, keep=4) as folder:
+                (folder / "part").write_bytes(b"abc")
+        else:
+            run.save_checkpoint(step, {"w": torch.zeros(1)}, {}, keep=4)
+        assert path.is_dir()
+
+    def advice() -> str:
+        with pytest.raises(ValueError, match=r"up to step 4, .* got none of step 4; ") as caught:
+            run.truncate_metrics(4)
+        return str(caught.value).partition("; ")[2]
+
+    assert advice() == f"that of step 3 is whole: remove {paths[3]} to continue from it"
+    (paths[2] / ("part" if is_sharded else "tensors.safetensors")).write_bytes(b"")
+    assert advice() == f"that of step 2 is whole: remove {paths[2]} and {paths[3]} to continue from it"
+    for path in paths[:2]:
+        (path / ("sharded.json" if is_sharded else "state.json")).write_text("{}")
+    assert advice() == "without them it has no verdict: start again with --fresh"
 
 
 @pytest.mark.parametrize("steps", [[0, 2, 1], [0, 1, 1, 2]])

@@ -183,6 +183,24 @@ def test_a_run_that_lost_its_records_is_not_resumed(killed: RunFolder, capsys: p
     assert folder.latest_checkpoint() is not None and not folder.is_finished
 
 
+def test_a_run_without_some_rows_continues_as_its_line_says(
+    whole: RunFolder, killed: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A torn last row: from the checkpoint before it the run has the same rows; a row lost before both is named."""
+    path, newest = killed.path / "metrics.jsonl", killed.checkpoint()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], *lines[3:]]))
+    message = fails(capsys, "--resume")
+    assert "metrics.jsonl: expected the rows up to step 3" in message and message.endswith("with --fresh\n")
+    assert "got none of step 2; " in message
+    path.write_text("".join(lines)[:-20])
+    offer = f"got none of step 3; that of step 2 is whole: remove {newest} to continue from it\n"
+    assert fails(capsys, "--resume").endswith(offer)
+    shutil.rmtree(newest)
+    assert train("--resume") == 0
+    assert killed.metrics() == whole.metrics()
+
+
 @pytest.mark.parametrize(
     ("words", "message", "code"),
     [
