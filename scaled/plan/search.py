@@ -1,9 +1,9 @@
 """Layouts for the GPUs of a config: those that fit, the quickest first, and why the others do not.
 
 The search covers placement, ranks and engines, TP, CP, PP and EP, recomputation, offloading, and the engines' TP,
-sequences and share of a colocated GPU. The algorithm, the lengths and the precision are fixed. Times are those of
-`compute`, which has one rate for all layouts. Ties go to less TP, then less CP, PP and EP, whose communication is not
-counted.
+sequences and share of a colocated GPU. The algorithm, the lengths and the precision are fixed. Parallel sizes are the
+divisors of the number of GPUs that they split. Times are those of `compute`, which has one rate for all layouts. Ties
+go to less TP, then less CP, PP and EP, whose communication is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
 from scaled.plan.waits import longest_wait
 
-POWERS = (1, 2, 4, 8, 16, 32, 64)
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of a colocated GPU for vLLM that are tried."""
 
@@ -134,21 +133,21 @@ def search(
 
 
 def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
-    """(placement, ranks, GPUs of engines): all GPUs for both in turn, or a quarter to three quarters for ranks."""
+    """(placement, ranks, GPUs of engines): all GPUs for both in turn, or about one to three quarters for ranks."""
     all_gpus = config.cluster.num_nodes * config.cluster.gpus_per_node
     # A run refuses colocated engines that sample ahead (`conditions.check_settings`).
     if config.schedule.steps_off == 0:
         yield "colocated", all_gpus, all_gpus
-    for quarters in (1, 2, 3):
-        if all_gpus * quarters % 4 == 0:
-            yield "separate", all_gpus * quarters // 4, all_gpus - all_gpus * quarters // 4
+    # Rounded down, as few numbers of GPUs have whole quarters.
+    for ranks in sorted({all_gpus * quarters // 4 for quarters in (1, 2, 3)} - {0}):
+        yield "separate", ranks, all_gpus - ranks
 
 
 def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> Iterator[ScaledRun]:
     offloads = (None, ("gradients", "optimizer")) if placement == "colocated" else (None,)
     raw = config.model_dump()
     raw["cluster"]["placement"] = placement
-    sizes = [size for size in POWERS if size <= ranks]
+    sizes = division.divisors(ranks)
     for tp, cp, pp, ep, recompute, offload in product(
         sizes, sizes, sizes, sizes, ("none", "selective", "full"), offloads
     ):
@@ -177,8 +176,9 @@ def _engines(
     first."""
     own = config.rollout.gpu_memory_utilization
     made = []
-    for share, tp in product(SHARES if placement == "colocated" else (own,), POWERS):
-        if gpus % tp or config.cluster.gpus_per_node % tp or shape.num_heads % tp:
+    shares, widths = SHARES if placement == "colocated" else (own,), division.divisors(config.cluster.gpus_per_node)
+    for share, tp in product(shares, widths):
+        if gpus % tp or shape.num_heads % tp:
             continue
         fields = {"num_engines": gpus // tp, "tensor_parallel": tp, "gpu_memory_utilization": share}
         one = with_fields(config, "rollout", **fields)

@@ -21,7 +21,7 @@ from tests.scaled.plan_world import OLMOE, QWEN, loaded
 
 CONFIG = "configs/scaled/minirl/n2_r2.yaml"
 ONE_MACHINE = ("--cluster.num_nodes", "1", "--algorithm.batch.num_prompts", "8")
-H100 = gpu_named("H100-80GB")
+H100, A100 = gpu_named("H100-80GB"), gpu_named("A100-80GB")
 
 
 def config(*words: str) -> ScaledRun:
@@ -69,9 +69,9 @@ def test_every_layout_is_found_or_has_a_reason(eight):
     """Placements x (TP, CP) x PP x EP x recompute x offload: each is tried once; the closest misfit is one by its
     plan.
     """
-    # PP and EP of 1 to the ranks, TP x CP up to a machine: 8 colocated (with and without offload) and 2, 4 and 6
-    # separate ones.
-    assert eight.num_tried == 3 * (2 * 10 * 4**2 + 4 * 2**2 + 8 * 3**2 + 8 * 3**2)
+    # Divisors of the ranks, TP x CP up to a machine: 8 colocated (with and without offload) and 2, 4 and 6 separate
+    # ones.
+    assert eight.num_tried == 3 * (2 * 10 * 4**2 + 4 * 2**2 + 8 * 3**2 + 10 * 4**2)
     nearest = {reason.what: reason.least for reason in eight.reasons}
     assert nearest["an update does not fit a GPU"].startswith("the closest misses by 0.7 GiB: 8 ranks colocated, TP 2,")
     near = ("--cluster.placement", "colocated", "--training.num_ranks", "8", "--training.tensor_parallel", "2",
@@ -92,7 +92,7 @@ def test_the_command(capsys, monkeypatch):
     row = r" 8: TP \d CP \d PP \d EP \d +4 x 2 at 0\.\d +[\d., ]+kept +\d+ "
     rows = [line for line in out.splitlines() if re.fullmatch(row, line)]
     assert len(rows) == 10 and "\u2026" not in out
-    assert "11 of 1440 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
+    assert "11 of 1704 layouts fit 8 H100-80GB" in out and "--training.offload '[gradients, optimizer]'" in out
     (command,) = (line for line in out.splitlines() if line.startswith("firstorder plan "))
     assert command.startswith(f"firstorder plan {CONFIG} {' '.join(ONE_MACHINE)} --cluster.placement colocated ")
     assert main([*shlex.split(command)[1:], "--no-dry-run"]) == 0
@@ -122,5 +122,21 @@ def test_what_is_listed_has_places_on_the_machines():
     found = search(config(*sizes), OLMOE, H100)
     assert found.found and {machines_needed(one.config) for one in found.found} == {2}
     counts = {reason.what: reason.count for reason in found.reasons}
-    # Pairs of ranks by TP, CP or EP, five ways; three kinds of recomputation, with and without offloading.
-    assert counts["does not divide: cluster.num_nodes"] == 30
+    # Pairs of ranks by TP, CP or EP, six ways, one beside CP 3; three kinds of recomputation, with and without
+    # offloading.
+    assert counts["does not divide: cluster.num_nodes"] == 36
+
+
+def test_numbers_of_gpus_that_are_no_powers_of_two_have_layouts():
+    """Two machines of 6 H100 hold Qwen3-30B, in 6 or 3 stages among others; without sizes of 3 and more nothing fits.
+    Five GPUs of a machine are split between ranks and engines as well, though a quarter of them is no whole number.
+    """
+    sizes = ("--cluster.num_nodes", "2", "--cluster.gpus_per_node", "6", "--algorithm.batch.num_prompts", "8")
+    found = search(config(*sizes), QWEN, H100).found
+    stages = [one.config.training.pipeline_parallel for one in found]
+    assert {3, 6} <= set(stages) and not {1, 2, 4} & set(stages)
+    for one in found:
+        assert make_plan(config(*sizes, *shlex.split(" ".join(one.options)))).misfits == []
+    five = search(loaded("pr2/olmoe_off2", "--cluster.gpus_per_node", "5", "--cluster.gpu", "A100-80GB"), OLMOE, A100)
+    splits = {(one.config.training.num_ranks, one.config.rollout.num_engines) for one in five.found}
+    assert {(3, 2), (2, 3)} <= splits
