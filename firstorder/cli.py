@@ -54,7 +54,7 @@ app.command(short_help="Diagnose a pair of engines from a trace.")(doctor)
 with_fields(short_help="Set the sandbox's dials so that its engine is as far off as a trace's.")(calibrate)
 with_fields(short_help="Keep the problems of a file that a model solves sometimes.")(filter)
 app.command(short_help="Try the papers' findings again, with computed verdicts.")(reproduce)
-app.command(short_help="Write a sandbox model as a Hugging Face folder.")(export)
+app.command(short_help="Write a model of either world as a Hugging Face folder.")(export)
 app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from firstorder.options import ClusterConfig, Debug, require_folder_of
+from firstorder.plan import LongestTokens, MeanTokens
 
 
 def launch(
@@ -29,6 +30,8 @@ def launch(
             metavar="IMAGE", help="Run in this container, by Slurm's pyxis plugin, with the paths of CONFIG mounted."
         ),
     ] = None,
+    mean_tokens: MeanTokens = None,
+    longest_tokens: LongestTokens = None,
     debug: Debug = False,
 ) -> None:
     """Write the script that starts the run of CONFIG on a cluster, with the nodes and GPUs that its `cluster:` names.
@@ -38,7 +41,7 @@ def launch(
     folder along, without runs/: CONFIG must be elsewhere, and --output a path that all nodes share. With the word
     --resume-if-any after it, a script continues an unfinished run, if there is one. Paths in CONFIG are relative to the
     folder that the script is submitted from. A config that does not fit the cluster is refused, as by `firstorder
-    plan`. Any field of the config can be set here, as in `firstorder train`.
+    plan`, for sequences of the lengths given. Any field of the config can be set here, as in `firstorder train`.
 
     \b
     Examples:
@@ -52,7 +55,7 @@ def launch(
 
     _refuse_start_words([config, *context.args], "sbatch" if kind == "slurm" else "bash")
     path, overrides, run_config = read_config([config, *context.args])
-    require_fit(make_plan(run_config))
+    require_fit(make_plan(run_config, mean_tokens, longest_tokens))
     # The command's words, not the resolved config: the job reads CONFIG when it starts.
     text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
     if out is None:

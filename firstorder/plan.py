@@ -25,7 +25,7 @@ DryRun = Annotated[
 ]
 MeanTokens = Annotated[
     int | None,
-    typer.Option(min=2, metavar="N", help="Mean tokens of a sequence, for time; 30 % of the longest if not given."),
+    typer.Option(min=2, metavar="N", help="Mean tokens of a sequence; 30 % of rollout.max_model_len if not given."),
 ]
 LongestTokens = Annotated[
     int | None,
@@ -164,8 +164,7 @@ def _search(config: ScaledRun, words: list[str], tokens: Tokens, as_json: bool) 
             console.print(f"- {reason.count} of {made.num_tried}: {reason}")
         if made.found:
             console.print("The first:", style="bold")
-            # Not by rich, which would break the line: it is there to be copied. `firstorder launch` takes it, too, but
-            # for the lengths, which are therefore last.
+            # Not by rich, which would break the line: it is there to be copied. `firstorder launch` takes it, too.
             given = zip(("--mean-tokens", "--longest-tokens"), tokens, strict=True)
             lengths = [f"{name} {length}" for name, length in given if length is not None]
             typer.echo(" ".join(["firstorder plan", shlex.join(words), *made.found[0].options, *lengths]))

@@ -68,9 +68,14 @@ def script(
     """The script; `path` and `overrides` are the words of `firstorder train`, quoted for the shell.
 
     Raises ConfigError for an option that a Ray job does not use, a file that it does not take along, an output that
-    ends with it, and a path that a container cannot have.
+    ends with it, a path that a container cannot have, and an address that the script would not use.
     """
     mounts: list[str] = []
+    if config.cluster.address not in (None, "auto"):
+        raise ConfigError(
+            f"cluster.address: expected null or auto, as the run joins the Ray of its script or job, got "
+            f"{config.cluster.address}"
+        )
     if kind == "ray":
         unused = [name for name in ("partition", "account", "time", "container") if getattr(options, name) is not None]
         if unused:

@@ -266,3 +266,21 @@ def test_mistakes_are_one_line(capsys, words, line):
     assert main(["launch", CONFIG, *words]) == 2
     err = capsys.readouterr().err
     assert line in err and err.count("\n") == 1
+
+
+def test_a_layout_of_a_search_for_given_lengths_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """A layout that fits for sequences of these lengths alone gets its script; the lengths are no words of the job."""
+    places = (CONFIG, "--kind", "slurm", "--rollout.max_num_seqs", "400")
+    assert main(["launch", *places]) == 2
+    assert "400 sequences" in capsys.readouterr().err
+    printed = launch(capsys, *places, "--mean-tokens", "2000", "--longest-tokens", "9000")
+    assert "--rollout.max_num_seqs 400" in printed and "tokens 2000" not in printed and "tokens 9000" not in printed
+
+
+@pytest.mark.parametrize("kind", ["slurm", "ray"])
+def test_an_address_that_the_script_would_not_use_is_refused(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """The run joins the Ray that its script starts, or that its job is in; another address would be ignored."""
+    words = ("launch", CONFIG, "--kind", kind, "--output", "/shared/runs", "--cluster.address")
+    assert main([*words, "10.0.0.1:6379"]) == 2
+    assert "cluster.address: expected null or auto" in capsys.readouterr().err
+    assert main([*words, "auto"]) == 0
