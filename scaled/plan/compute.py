@@ -112,9 +112,17 @@ def rollout_seconds(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens:
     share = load.sampled / rollout.num_engines
     together = min(load.responses / rollout.num_engines, rollout.max_num_seqs)
     steps = max(load.least_steps, share * mean_tokens / together)
-    # The mean batch over all steps; a context grows from nothing to the mean length.
+    # The mean batch over all steps.
     active = share * mean_tokens / steps
-    return steps * decode_step_seconds(config, shape, gpu, active, mean_tokens / 2)
+    return steps * decode_step_seconds(config, shape, gpu, active, load.context)
+
+
+def rollout_flops(config: ScaledRun, shape: ModelShape, mean_tokens: int, longest_tokens: int) -> float:
+    """FLOPs of a rollout's forward passes, prompts included."""
+    load = in_progress.rollout_load(config, mean_tokens, longest_tokens)
+    # A token attends to itself, too: (S + 1) / 2 on average in a sequence of S.
+    token = flops.matrix_flops(shape) + flops.attention_flops(shape, load.context + 0.5)
+    return load.sampled * mean_tokens * token
 
 
 def push_rate(config: ScaledRun, shape: ModelShape, mean_tokens: int) -> float:
@@ -216,7 +224,7 @@ def step_compute(
     # `tokens` are those trained on; the rollout's FLOPs count dropped responses, too.
     return StepCompute(
         num_responses, S, widest, algorithm.max_tokens, num_responses * S, made.score_positions, made.update_positions,
-        made.num_micro, in_progress.rollout_load(config, S, widest).sampled * flops.forward_flops(shape, S),
+        made.num_micro, rollout_flops(config, shape, S, widest),
         made.score_flops, made.update_flops,
         rollout_s, training_s, push_s, turn_s, step_s, gpus * step_s / 3600,
     )  # fmt: skip

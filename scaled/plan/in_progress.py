@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from scaled.config import ScaledRun
 from scaled.plan.passes import quantiles
@@ -32,12 +32,14 @@ class Load:
     """The rollout of one global step, all engines together.
 
     `responses` are in progress at its start. The tokens that it samples are those of `sampled` responses of mean
-    length. It lasts at least `least_steps` decoding steps, those of the last response that it waits for.
+    length, each of which attends to `context` earlier ones on average. It lasts at least `least_steps` decoding steps,
+    those of the last response that it waits for.
     """
 
     responses: int
     sampled: int | float
     least_steps: int
+    context: float
 
 
 def responses_in_progress(config: ScaledRun) -> int:
@@ -56,21 +58,30 @@ def rollout_load(config: ScaledRun, mean_tokens: int, longest: int) -> Load:
     """
     batch, over = config.algorithm.batch, config.algorithm.oversampling
     P, G, T = batch.num_prompts, batch.num_responses, min(config.algorithm.sampling.max_tokens, longest)
+    u = (np.arange(POINTS) + 0.5) / POINTS
+    lengths = np.array(quantiles(u, mean_tokens, longest))
     if over is None:
-        return Load(P * G, P * G, T)
+        return Load(P * G, P * G, T, mean_context(lengths))
     E = P + over.extra_prompts
     # The longest of G lengths is below x with the G-th power of one length's probability.
     (cut,) = quantiles(np.array([(P / E) ** (1 / G)]), mean_tokens, longest)
-    u = (np.arange(POINTS) + 0.5) / POINTS
     if over.unfinished == "drop":
         # Responses are cut off where the call ends; those of complete groups have ended by then.
-        sampled = np.minimum(quantiles(u, mean_tokens, longest), cut).mean() / mean_tokens
+        kept = np.minimum(lengths, cut)
         # At least P, as `summary` gives what is sampled beyond the trained responses as a share of dropped tokens.
-        return Load(E * G, max(P, E * sampled) * G, min(T, cut))
+        return Load(E * G, max(P, E * kept.mean() / mean_tokens) * G, min(T, cut), mean_context(kept))
     of_group = np.mean(quantiles(u ** (1 / G), mean_tokens, longest))
     # E falls to extra_prompts in a call: extra_prompts + P / 2 are in progress on average.
     steady = round(of_group * P / (over.extra_prompts + P / 2))
-    return Load(E * G, P * G, min(T, cut, steady))
+    return Load(E * G, P * G, min(T, cut, steady), mean_context(lengths))
+
+
+def mean_context(lengths: Int[np.ndarray, " num"]) -> float:
+    """Earlier tokens that a token of sequences of these lengths attends to on average: sum L^2 / (2 sum L).
+
+    More than half the mean length unless all are equal, as long sequences have most of the tokens.
+    """
+    return float((lengths.astype(float) ** 2).sum() / (2 * lengths.sum()))
 
 
 def cached_tokens(num_seqs: int, mean_tokens: int, longest: int, max_model_len: int) -> int:
@@ -107,4 +118,4 @@ def _contexts(mean_tokens: int, longest: int) -> tuple[Float[np.ndarray, " M"], 
     return mean_M, np.sqrt(np.maximum(0.0, square_M - mean_M**2))
 
 
-__all__ = ["cached_tokens", "Load", "responses_in_progress", "rollout_load"]
+__all__ = ["cached_tokens", "Load", "mean_context", "responses_in_progress", "rollout_load"]

@@ -13,7 +13,7 @@ import simpy
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.pieces import Cut, PromptPiece, in_pieces, in_shares
-from scaled.plan import compute, passes
+from scaled.plan import compute, in_progress, passes
 from scaled.plan.day import Chance, Day, Rates
 from scaled.plan.hardware import Gpu
 from scaled.plan.simulated_groups import Groups, SimulatedGroup
@@ -58,9 +58,11 @@ class SimulatedEngines:
         # An engine on GPUs of its own fails alone; one that shares GPUs fails with their rank (`simulation`).
         own = config.cluster.placement == "separate"
         self.failure = [self._until_failure() if own else math.inf for _ in range(self.block.num_engines)]
-        # Cached, because it is called whenever a response ends. The context is half the mean length, as in the plan.
+        # The plan's, of all sequences on average, whichever are in progress.
+        context = in_progress.rollout_load(config, *tokens).context if chance.is_length_drawn else tokens[0] / 2
+        # Cached, because it is called whenever a response ends.
         self.decode = functools.cache(
-            lambda active: rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, tokens[0] / 2)
+            lambda active: rates.rollout * compute.decode_step_seconds(config, shape, gpu, active, context)
         )
 
     def lengths(self, step: int) -> list[int]:

@@ -112,6 +112,21 @@ def test_the_longest_response_bounds_the_rollout():
     assert two == pytest.approx(2 * one)
 
 
+def test_long_sequences_have_most_of_a_rollouts_tokens():
+    """FLOPs and seconds of a rollout are those of its sequences one by one, whose contexts grow from nothing to their
+    own lengths. Half the mean length, as the context of every token, would be 21% of the FLOPs short.
+    """
+    config = recipe("--rollout.max_num_seqs", "1")
+    num, mean, longest = 1024, 10_445, 34_816
+    lengths = passes.lengths(num, mean, longest)
+    whole = sum(flops.forward_flops(QWEN, n) for n in lengths)
+    assert compute.rollout_flops(config, QWEN, mean, longest) == pytest.approx(whole, rel=2e-3)
+    assert num * flops.forward_flops(QWEN, mean) == pytest.approx(0.79 * whole, rel=5e-3)
+    alone = sum(n * compute.decode_step_seconds(config, QWEN, H100, 1, n / 2) for n in lengths)
+    found = compute.rollout_seconds(config, QWEN, H100, mean, longest)
+    assert found == pytest.approx(alone / config.rollout.num_engines, rel=2e-3)
+
+
 def test_schedules():
     """Synchronous steps add rollout and training; ahead of training, the longer hides the other; no push is hidden."""
     sync = compute.step_compute(recipe(), QWEN, H100)

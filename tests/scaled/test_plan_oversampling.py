@@ -11,7 +11,7 @@ import torch
 
 from lab.backlog import to_tensors
 from scaled.config import ScaledRun
-from scaled.plan import compute, payloads, records
+from scaled.plan import compute, flops, payloads, records
 from scaled.plan.hardware import gpu_named
 from scaled.plan.in_progress import rollout_load
 from scaled.plan.machines import machines
@@ -75,10 +75,14 @@ def test_seconds_and_flops_follow() -> None:
     plain, keep, drop = (compute.step_compute(config, QWEN, H200, MEAN) for config in (recipe(0), recipe(64), drops))
     assert keep.rollout_s < drop.rollout_s < plain.rollout_s
     assert keep.rollout_flops == plain.rollout_flops
-    assert drop.rollout_flops == pytest.approx(
-        plain.rollout_flops * rollout_load(drops, MEAN, drops.rollout.max_model_len).sampled / P / G
-    )
-    assert drop.rollout_flops > 1.5 * plain.rollout_flops
+    # What is dropped is at the end of long responses: the contexts that remain are shorter.
+    loads = [rollout_load(config, MEAN, drops.rollout.max_model_len) for config in (recipe(0), drops)]
+    tokens = [
+        load.sampled * MEAN * (flops.matrix_flops(QWEN) + flops.attention_flops(QWEN, load.context + 0.5))
+        for load in loads
+    ]
+    assert [plain.rollout_flops, drop.rollout_flops] == pytest.approx(tokens)
+    assert loads[1].context < loads[0].context and drop.rollout_flops > 1.5 * plain.rollout_flops
     few = ("--rollout.max_num_seqs", "1")
     slow, wasteful = (
         compute.rollout_seconds(recipe(64, kind, *few), QWEN, H200, MEAN, 34_816) for kind in ("keep", "drop")
