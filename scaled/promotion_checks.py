@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lab.beginning import other_file
 from lab.config.load import NOT_HASHED
 from lab.config.run import RunConfig
@@ -100,14 +98,15 @@ def require_own_records(runs: Sequence[TrialRun]) -> None:
 
 
 def _contents(path: Path, what: str) -> dict[str, Any]:
-    """The records that differ between seeds, by file: the tokens of each trace, the checksum of each checkpoint."""
+    """The records that differ between seeds, by file: the tokens of each trace, the checksum of each checkpoint.
+
+    Not log-probs, a copy of which can be moved by less than any check sees.
+    """
     if what == "checkpoints":
         states = sorted((path / what).glob("step-*/state.json"))
         return {str(s.relative_to(path)): json.loads(s.read_bytes())["tensors_sha256"] for s in states}
-    # Lists, because == of tensors gives no bool.
-    # NaN as 0: NaN equals nothing, and would hide a copy.
-    traces = ((p, Trace.load(p)) for p in RunFolder(path).traces())
-    return {str(p.relative_to(path)): (t.tokens.tolist(), torch.nan_to_num(t.logp_mu).tolist()) for p, t in traces}
+    traces = RunFolder(path).traces()
+    return {str(p.relative_to(path)): Trace.load(p).tokens.tolist() for p in traces}  # == of tensors gives no bool
 
 
 def unknown(runs: Sequence[TrialRun]) -> tuple[str, ...]:

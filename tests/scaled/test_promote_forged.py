@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from firstorder.cli import main
 from firstorder.worlds import Schemas
@@ -62,7 +64,7 @@ def test_a_collapse_by_promotions_own_rules(here: Path, monkeypatch: pytest.Monk
     """The runs' rules call the fall stable; promotion's do not. The traces, set aside here, would refuse it too."""
     folder = folder_of("run", 0)
     fall(folder)
-    folder = renamed(folder, 0, verdict=BLOCK | {"reward_min": 1.0})
+    folder = renamed(folder, 0, verdict=BLOCK | {"patience": 2})
     monkeypatch.setattr("scaled.promotion_runs.check_traces", lambda *_: 2)
     assert json.loads((folder / "verdict.json").read_text())["verdict"] == "stable"
     verdict = read_run(folder, Schemas()).verdict
@@ -92,10 +94,21 @@ def test_metrics_that_the_traces_do_not_give(name: str, here: Path, capsys: pyte
     )
 
 
+def move_log_probs(trace: Path) -> None:
+    """Changes mu's log-probs by rounding's size, as a forger may who leaves the tokens."""
+    with safe_open(trace, "pt") as file:
+        words, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors | {"logp_mu": tensors["logp_mu"] * (1 + 1e-6)}, trace, metadata=words)
+
+
 def test_a_forged_second_seed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy of a run under another seed is refused, whole or with other traces, where the weights are the same."""
     one = folder_of("run", 0)
     forged = renamed(Path(shutil.copytree(one, one.with_name(f"20300101T000000Z-{one.name[-12:]}"))), 7)
+    assert "got the same rollouts/step-000002.safetensors in run/" in refused(capsys, one, forged)
+    for path in (forged / "rollouts").iterdir():
+        move_log_probs(path)
+    RunFolder(forged).seal()
     assert "got the same rollouts/step-000002.safetensors in run/" in refused(capsys, one, forged)
     for path in (forged / "rollouts").iterdir():
         shutil.copy(folder_of("run", 1) / "rollouts" / path.name, path)

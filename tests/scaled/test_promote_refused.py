@@ -59,7 +59,7 @@ def with_accuracy(run: TrialRun, *values: float) -> TrialRun:
         line["eval/accuracy"] = value
     raw = run.config.model_dump(mode="json")
     raw["evaluation"] |= {"num_samples": 4, "max_prompts": 64}
-    raw["task"] |= {"num_held_out": 100}
+    raw["task"] |= {"num_held_out": 100, "min_digits": 2, "max_digits": 2}
     return replace(run, metrics=metrics, config=validate(type(run.config), raw, "run"))
 
 
@@ -102,7 +102,7 @@ def test_runs_of_different_configs(here: Path, capsys: pytest.CaptureFixture[str
     assert line.startswith(
         "algorithm.optimizer.learning_rate: expected runs of one config that differ in the seed alone"
     )
-    assert "got 0.01 in run/" in line and "and 0.02 in other/" in line
+    assert "got 0.0001 in run/" in line and "and 0.0002 in other/" in line
     one = folder_of("run", 0)
     assert "expected each run once, got it twice" in refused(capsys, one, one)
     again = one.with_name(f"20300101T000000Z-{one.name[-12:]}")
@@ -137,7 +137,7 @@ def test_runs_of_other_files(here: Path) -> None:
 
 def spoil_config(folder: Path) -> None:
     path = folder / "config.yaml"
-    path.write_text(path.read_text().replace("learning_rate: 0.01", "learning_rate: 0.001"))
+    path.write_text(path.read_text().replace("learning_rate: 0.0001", "learning_rate: 0.001"))
 
 
 def spoil_manifest(folder: Path) -> None:
