@@ -65,9 +65,6 @@ class Named(Protocol):
     def label(self) -> str: ...
 
 
-BARS = {"hovermode": "x unified", "bargap": 0.25}
-"""The layout that figures of bars share."""
-
 FigureFunction = Callable[[Sequence[ReportRun]], Figure | None]
 
 
@@ -105,8 +102,7 @@ class Lines:
         data += [cross for run, values in smooth if (cross := collapse_cross(run, values, scale)) is not None]
         layout = over_steps([values for _, values in found], scale)
         if len(runs) > 1:
-            ends = [(run, *values[-1]) for run, values in smooth]
-            layout["annotations"] = end_labels(ends, scale)
+            layout["annotations"] = end_labels(treatment_ends(smooth), scale)
         note = smoothing_note(window, scale) + ("Zeros stand on the lowest tick." if scale.floor is not None else "")
         return Figure(self.id, self.title, self.caption, data, layout, note)
 
@@ -180,6 +176,29 @@ def smoothing_note(window: int, scale: Scale) -> str:
     return f"Faint: each step; bold: trailing {level} of {window} steps. " if window > 1 else ""
 
 
+@dataclass(frozen=True)
+class Label:
+    """A name in a colour of the palette."""
+
+    index: int
+    label: str
+
+
+def treatment_ends(lines: Sequence[tuple[ReportRun, Series]]) -> list[tuple[Named, int, float]]:
+    """A label per colour, with the place where its line ends; of several lines the one whose end is in the middle."""
+    found: dict[int, list[tuple[ReportRun, int, float]]] = {}
+    for run, values in lines:
+        found.setdefault(run.index, []).append((run, *values[-1]))
+    ends: list[tuple[Named, int, float]] = []
+    for some in found.values():
+        last = max(step for _, step, _ in some)
+        # Not of those that stopped early, whose labels would stand inside the plot.
+        late = sorted((one for one in some if one[1] == last), key=lambda one: one[2])
+        run, step, value = late[(len(late) - 1) // 2]
+        ends.append((Label(run.index, run.treatment), step, value))
+    return ends
+
+
 def end_labels(
     ends: Sequence[tuple[Named, float | int, float]],
     scale: Scale,
@@ -210,16 +229,17 @@ def end_labels(
 def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool) -> dict[str, Any]:
     x, y = [step for step, _ in values], [scale.place(value) for _, value in values]
     mode = "lines+markers" if marked or len(values) == 1 else "lines"
-    return line_trace(run.index, run.label, role, x, y, mode)
+    # The faint lines are solid: dashes of single steps would be dust.
+    return line_trace(run.index, run.label, role, x, y, mode, 0 if role == "raw" else run.replicate)
 
 
 def line_trace(
-    run: int, label: str, role: str, x: Sequence[Any], y: Sequence[Any], mode: str = "lines"
+    run: int, label: str, role: str, x: Sequence[Any], y: Sequence[Any], mode: str = "lines", replicate: int = 0
 ) -> dict[str, Any]:
     """A trace of the run's name and dash; its colour is the page's, by `meta`."""
     return {
         "type": "scatter", "mode": mode, "x": x, "y": y, "name": label,
-        "line": {"dash": DASHES[run // len(PALETTE) % len(DASHES)]},
+        "line": {"dash": DASHES[(run // len(PALETTE) + replicate) % len(DASHES)]},
         # Otherwise the edges cut the markers at both ends.
         "cliponaxis": False, "meta": {"run": run, "role": role},
     }  # fmt: skip
@@ -228,6 +248,13 @@ def line_trace(
 def hover(texts: Iterable[str]) -> dict[str, Any]:
     """The part of a trace that shows these texts on hovering, one per point, and nothing else."""
     return {"customdata": list(texts), "hovertemplate": "%{customdata}"}
+
+
+def bar_layout(data: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The layout that figures of bars share, with gaps between bars where several of one colour would be one block."""
+    colours = [trace["meta"]["run"] for trace in data]
+    gaps = {"bargroupgap": 0.12} if len(set(colours)) < len(colours) else {}
+    return {"hovermode": "x unified", "bargap": 0.25} | gaps
 
 
 def bar_trace(run: Named, x: Sequence[Any], y: Sequence[float | None], texts: Iterable[str]) -> dict[str, Any]:

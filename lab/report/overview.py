@@ -16,6 +16,7 @@ from lab.report.figures import (
     smoothed,
     smoothing_note,
     smoothing_window,
+    treatment_ends,
 )
 from lab.report.runs import ReportRun
 from lab.report.scale import MARGIN, Scale
@@ -44,8 +45,10 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
         layout["annotations"] = _labels(smooth, scale)
     note = smoothing_note(window, scale)
     if any(trace["meta"]["role"] == "collapse" for trace in data):
-        note += "A cross marks the step from which the first rule of the verdict held; hovering shows the rule."
-    return Figure("reward", "Reward in training", caption(REWARD), data, layout, note, HEIGHT)
+        note += "A cross marks the step from which the first rule of the verdict held; hovering shows the rule. "
+    if any(run.replicate for run in runs):
+        note += "Runs of one treatment share a colour; dashes tell them apart."
+    return Figure("reward", "Reward in training", caption(REWARD), data, layout, note.rstrip(), HEIGHT)
 
 
 def _window(runs: Sequence[ReportRun], num_values: int) -> int:
@@ -56,13 +59,21 @@ def _window(runs: Sequence[ReportRun], num_values: int) -> int:
 
 
 def _labels(smooth: Sequence[tuple[ReportRun, Series]], scale: Scale) -> list[dict[str, Any]]:
-    """Names at the ends of the curves, with the step of a collapse on a wide page, with a cross alone on a phone."""
-    ends = [(run, *values[-1]) for run, values in smooth]
-    steps = [first_step(run) for run, _ in smooth]
-    wide = ["" if step is None else f" ✕ step {step}" for step in steps]
-    narrow = ["" if step is None else " ✕" for step in steps]
+    """Names at the ends of the curves, on a wide page with the step or number of collapses, on a phone with a cross."""
+    ends = treatment_ends(smooth)
+    steps = [[first_step(run) for run, _ in smooth if run.index == label.index] for label, _, _ in ends]
+    wide = [_suffix(some) for some in steps]
+    narrow = [" ✕" if suffix else "" for suffix in wide]
     plot_height = float(HEIGHT - MARGIN["t"] - MARGIN["b"])
     return [
         *end_labels(ends, scale, suffixes=wide, height=plot_height, size=LABEL_SIZE),
         *end_labels(ends, scale, suffixes=narrow, where=" narrow", height=plot_height, size=LABEL_SIZE),
     ]
+
+
+def _suffix(steps: Sequence[int | None]) -> str:
+    """A cross with the step of a collapse, or with the number of runs that collapsed; empty if none did."""
+    fallen = [step for step in steps if step is not None]
+    if not fallen:
+        return ""
+    return f" ✕ step {fallen[0]}" if len(steps) == 1 else f" ✕ {len(fallen)} of {len(steps)}"

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
+from lab.report.figures import Caption, Figure, bar_layout, bar_trace, hover
 from lab.report.runs import ReportRun
 from lab.report.scale import Scale
 from lab.report.style import number
@@ -123,7 +123,7 @@ class LevelHistogram:
         layout: dict[str, Any] = {
             "xaxis": {"title": {"text": self.x}, "dtick": max(1, -(-last // 12)), "range": [-0.6, last + 0.6]},
             "yaxis": _log_axis(data, f"share of {self.of}"),
-        } | BARS
+        } | bar_layout(data)
         caption = Caption(self.formula, "fraction", f"R3 sec. 3.2, Fig. {self.panel} and App. H")
         return Figure(self.id, self.title, caption, data, layout, _which(found))
 
@@ -181,7 +181,7 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "title": {"text": "experts of K that differ"}},
         "yaxis": _log_axis(data, "share of (token, layer)"),
-    } | BARS
+    } | bar_layout(data)
     caption = Caption("share of (token, layer) with K - |I_cached & I_pi| = x", "fraction", "Pr2 sec. 5.4, Fig. 4b")
     note = f"Last step of each run: {', '.join(str(step) for step in sorted(steps))}."
     return Figure("deviation-tails", "Deviation of the cached route", caption, data, layout, note)
@@ -208,7 +208,10 @@ def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
         data.append(bar_trace(run, list(RATIO_PARTS), heights, map(number, means)))
     if not data:
         return None
-    layout: dict[str, Any] = {"xaxis": {"type": "category"}, "yaxis": _log_axis(data, "k3, nats per token")} | BARS
+    layout: dict[str, Any] = {
+        "xaxis": {"type": "category"},
+        "yaxis": _log_axis(data, "k3, nats per token"),
+    } | bar_layout(data)
     formula = "mean over steps of k3[KL] of each factor of pi/mu = (old/mu) (pi/old)"
     caption = Caption(formula, "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21")
     note = "The logarithms of the factors add up token by token; their k3 need not."

@@ -38,15 +38,16 @@ def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) ->
     return page(
         "page.html.jinja",
         figures,
-        num_runs=len(runs),
+        num_runs=len({run.index for run in runs}),
         title=_title(runs),
         runs=runs,
+        coloured=[[run for run in runs if run.index == index] for index in dict.fromkeys(run.index for run in runs)],
         rows=[run.row() for run in runs],
         story=story(runs),
         picture=picture,
         sections=sections,
         rules=_rules(runs),
-        differing=[[Setting.of(one, run) for one in found] for run in runs] if found else None,
+        differing=[[Setting.of(one, place) for one in found] for place in range(len(runs))] if found else None,
         usual=[Setting(one.field, one.name, one.usual) for one in found if one.usual is not None],
         refresh_s=refresh_s,
     )
@@ -97,9 +98,9 @@ class Setting:
     value: str | None
 
     @staticmethod
-    def of(one: Difference, run: ReportRun) -> Setting:
-        """The run's value of the field."""
-        value = one.values[run.index]
+    def of(one: Difference, place: int) -> Setting:
+        """The value of the field in the run at this place."""
+        value = one.values[place]
         return Setting(one.field, one.name, None if value == one.usual else value)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from lab.config.load import read_mapping
+from lab.config.load import NOT_HASHED, read_mapping
 from lab.events import events
 from lab.levels import Series, series, trailing_mean
 from lab.records import RunFolder
-from lab.report.style import number
+from lab.report.style import listed, number
 from lab.run_files import StoredConfig, StoredEvent
 from lab.strict import validate
 from lab.traces import Trace
@@ -24,22 +25,30 @@ EXTREME = "rollout_corr/extreme_frac_tau2"
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run as the report sees it; `index` decides its colour, `label` is its name without the shared prefix."""
+    """One run as the report sees it; `label` is its name without the shared prefix.
+
+    `index` decides its colour. Where a page has several treatments, the runs of one have one colour and the name
+    `treatment` in common, and `replicate` counts them.
+    """
 
     folder: RunFolder
+    config: dict[str, Any] = field(repr=False, compare=False)
     index: int
     name: str
     label: str
+    treatment: str
+    replicate: int = 0
 
     @cached_property
     def config_text(self) -> str:
         """The text of config.yaml."""
         return (self.folder.path / "config.yaml").read_text(encoding="utf-8")
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """config.yaml as nested mappings."""
-        return _config(self.folder)
+    @property
+    def fingerprint(self) -> str:
+        """Everything in the config but the seed that may change the numbers; the folder where it cannot be read."""
+        kept: dict[str, Any] = {key: value for key, value in self.config.items() if key not in ("seed", *NOT_HASHED)}
+        return json.dumps(kept, sort_keys=True) if kept else str(self.folder.path)
 
     def setting(self, *keys: str) -> Any:
         """The value under these keys of the config, or None."""
@@ -173,7 +182,43 @@ def load_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
         stamps = [folder.path.name for folder in folders]
         names = [f"{n} {t}" if names.count(n) > 1 else n for n, t in zip(names, stamps, strict=True)]
     shared = len(shared_prefix(names))
-    return [ReportRun(f, i, n, n[shared:]) for i, (f, n) in enumerate(zip(folders, names, strict=True))]
+    each = enumerate(zip(folders, configs, names, strict=True))
+    return _coloured([ReportRun(f, c, i, n, n[shared:], n[shared:]) for i, (f, c, n) in each])
+
+
+def _coloured(runs: list[ReportRun]) -> list[ReportRun]:
+    """The runs with one colour per treatment; with one per run where all have the same treatment."""
+    members = by_treatment(runs)
+    if len(members) == 1:
+        return runs
+    found = {
+        run.name: replace(run, index=index, treatment=shared_label(some, runs), replicate=replicate)
+        for index, some in enumerate(members)
+        for replicate, run in enumerate(some)
+    }
+    return [found[run.name] for run in runs]
+
+
+def by_treatment(runs: Sequence[ReportRun]) -> list[tuple[ReportRun, ...]]:
+    """The runs grouped by config without the seed, in the order of their first runs."""
+    found: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        found.setdefault(run.fingerprint, []).append(run)
+    return [tuple(some) for some in found.values()]
+
+
+def shared_label(some: Sequence[ReportRun], runs: Sequence[ReportRun]) -> str:
+    """A name for some of the runs that fits none of the others: their one name, their labels' prefix, or all labels."""
+    labels = [run.label for run in some]
+    if len(some) == 1:
+        return labels[0]
+    others = [run for run in runs if run not in some]
+    elsewhere = [text for run in others for text in (str(run.setting("name")), run.label)]
+    names, prefix = {run.setting("name") for run in some}, shared_prefix(labels).rstrip("-_ ")
+    if len(names) == 1 and (name := names.pop()) and name not in elsewhere:
+        # Without the prefix that the labels lack, too.
+        return str(name).removeprefix(some[0].name.removesuffix(some[0].label))
+    return prefix if prefix and not any(text.startswith(prefix) for text in elsewhere) else listed(labels)
 
 
 def shared_prefix(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ MANY = 8
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a sentence, in a run's colour where they name it."""
+    """Words of a sentence, in the colour of a run or treatment where they name it."""
 
     text: str
     run: int | None = None
@@ -231,8 +231,9 @@ def _two(value: float | None) -> str:
 
 
 def _named(group: TreatmentGroup, *, preposition: bool = True) -> Sentence:
-    """`with R3`, `without a remedy`; the name in its run's colour, with a preposition that is part of it."""
-    ink = group.runs[0].index if len(group.runs) == 1 else None
+    """`with R3`, `without a remedy`; the name in its colour, with a preposition that is part of it."""
+    inks = {run.index for run in group.runs}
+    ink = inks.pop() if len(inks) == 1 else None
     if group.preposition == "without":
         return [Words(group.words if preposition else group.name, ink)]
     return [*([Words(f"{group.preposition} ")] if preposition else []), Words(group.name, ink)]

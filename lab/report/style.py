@@ -1,4 +1,4 @@
-"""The report's style: one colour per run, the same in every figure, and numbers to three significant digits."""
+"""The report's style: a colour for a run or a treatment, the same in every figure, and numbers of three digits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ink:
-    """One run's colour as a line and as text, on a light and on a dark page."""
+    """One colour as a line and as text, on a light and on a dark page."""
 
     line: str
     text: str
@@ -29,8 +29,8 @@ PALETTE = (
     Ink("#555555", "#555555", "#B0B0B0", "#B0B0B0"),
 )
 
-DASHES = ("solid", "dash")
-"""The dashes that distinguish runs of one colour, once the palette is used up."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""The dashes that distinguish runs of one colour: those of one treatment, and those beyond the palette."""
 
 
 def number(value: float | int | None, decimals: int | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.levels import Series
-from lab.report.figures import BARS, Caption, Figure, Lines, bar_trace
+from lab.report.figures import Caption, Figure, Lines, bar_layout, bar_trace
 from lab.report.runs import ReportRun
 from lab.report.style import number
 
@@ -30,11 +30,10 @@ TRAINING = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/update_actor")
 
 def time_parts(runs: Sequence[ReportRun]) -> Figure | None:
     """Bars of the mean seconds in each part of a global step; None if no run recorded any."""
-    found = {
-        run.index: {words: run.mean(name) for words, name in TIME_PARTS.items()}
-        | {"waiting for<br>checkpoints": _saves(run)}
+    found = [
+        {words: run.mean(name) for words, name in TIME_PARTS.items()} | {"waiting for<br>checkpoints": _saves(run)}
         for run in runs
-    }
+    ]
     caption = Caption("mean over steps of the time in each part of a global step", "s", "verl")
     note = (
         "Parts may overlap where sampling and training run at the same time; the rest goes to rewards and metrics. A "
@@ -71,7 +70,7 @@ def shares(runs: Sequence[ReportRun]) -> Figure | None:
 
     None if no run recorded times.
     """
-    found = {run.index: _shares(run) for run in runs}
+    found = [_shares(run) for run in runs]
     caption = Caption(
         "mean over steps of (time in the engines, or in old, reference and gradient passes) / time of the step; "
         "of (processor time of the engines, or ranks) / (processes x time of the step)",
@@ -106,19 +105,18 @@ def _share(run: ReportRun, names: Sequence[str], processes: int) -> float | None
 
 
 def _bars(
-    runs: Sequence[ReportRun], found: Mapping[int, Mapping[str, float | None]], empty: Figure, title: str, unit: str
+    runs: Sequence[ReportRun], found: Sequence[Mapping[str, float | None]], empty: Figure, title: str, unit: str
 ) -> Figure | None:
     """Fills `empty` with a bar per run and part, without the parts that no run has; None if none is left."""
-    words = list(next(iter(found.values()), {}))
-    shown = [word for word in words if any(values[word] is not None for values in found.values())]
+    shown = [word for word in found[0] if any(values[word] is not None for values in found)] if found else []
     if not shown:
         return None
-    for run in runs:
-        values = [found[run.index][word] for word in shown]
+    for run, parts in zip(runs, found, strict=True):
+        values = [parts[word] for word in shown]
         if any(value is not None for value in values):
             empty.data.append(bar_trace(run, shown, values, (f"{number(value)}{unit}" for value in values)))
     axes = {"xaxis": {"type": "category"}, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
-    empty.layout.update(axes | BARS)
+    empty.layout.update(axes | bar_layout(empty.data))
     return empty
 
 

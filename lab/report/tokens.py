@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lab.report.figures import BARS, Caption, Figure, bar_trace, hover
+from lab.report.figures import Caption, Figure, bar_layout, bar_trace, hover
 from lab.report.runs import ReportRun
 from lab.report.scale import MARGIN
 from lab.report.style import number, shortened
@@ -56,7 +56,7 @@ def token_difference(runs: Sequence[ReportRun]) -> Figure | None:
     layout: dict[str, Any] = {
         "xaxis": {"type": "category", "tickangle": 0 if max(map(len, names)) < 5 else -45},
         "yaxis": {"title": {"text": "mean d"}, "rangemode": "tozero"},
-    } | BARS
+    } | bar_layout(data)
     formula = "mean over a token's places of d = sum_l (K - |I_mu & I_old|), at most L K; the largest first"
     note = f"{_step(found)} Tokens at less than {LEAST_SHARE:.2%} of the places are omitted."
     caption = Caption(formula, "choices/token", "R3 Table 11")

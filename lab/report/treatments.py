@@ -6,16 +6,13 @@ Runs of one config under several seeds are one group.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from lab.config.algorithm import ObjectiveBlock
-from lab.config.load import NOT_HASHED
-from lab.report.runs import ReportRun, shared_prefix
-from lab.report.style import listed
+from lab.report.runs import ReportRun, by_treatment, shared_label
 from lab.strict import ConfigError, validate
 from theory.objectives import CORRECTIONS, Objective
 from theory.objectives.presets.dual_clip import DualClip
@@ -142,10 +139,7 @@ class TreatmentGroup:
 
 def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     """The runs grouped by config without the seed, each group under distinct words."""
-    by_config: dict[str, list[ReportRun]] = {}
-    for run in runs:
-        by_config.setdefault(_fingerprint(run), []).append(run)
-    members = [tuple(some) for some in by_config.values()]
+    members = by_treatment(runs)
     treatments = [Treatment(some[0]) for some in members]
     engines = {treatment.run.engine for treatment in treatments if not treatment.is_exact}
     differ = "differ" if len(engines) > 1 else "exact" if len({t.is_exact for t in treatments}) > 1 else "same"
@@ -157,7 +151,7 @@ def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     usual = next((size for size in sizes if 2 * sizes.count(size) > len(sizes)), None)
     names = [_named(treatment, baseline, differ, usual) for treatment in treatments]
     return [
-        TreatmentGroup(some, *(name if name and names.count(name) == 1 else ("in", _label(some, runs))))
+        TreatmentGroup(some, *(name if name and names.count(name) == 1 else ("in", shared_label(some, runs))))
         for some, name in zip(members, names, strict=True)
     ]
 
@@ -173,22 +167,3 @@ def _named(
     if not parts and treatment.preset:
         parts = [treatment.preset]
     return ("with", " + ".join(parts) + at) if parts else None
-
-
-def _label(some: Sequence[ReportRun], runs: Sequence[ReportRun]) -> str:
-    """A name for some of the runs that fits none of the others: their one name, their labels' prefix, or all labels."""
-    labels = [run.label for run in some]
-    if len(some) == 1:
-        return labels[0]
-    others = [run for run in runs if run not in some]
-    elsewhere = [text for run in others for text in (str(run.setting("name")), run.label)]
-    names, prefix = {run.setting("name") for run in some}, shared_prefix(labels).rstrip("-_ ")
-    if len(names) == 1 and (name := names.pop()) and name not in elsewhere:
-        return str(name)
-    return prefix if prefix and not any(text.startswith(prefix) for text in elsewhere) else listed(labels)
-
-
-def _fingerprint(run: ReportRun) -> str:
-    """Everything in the config but the seed that may change the numbers; the folder where it cannot be read."""
-    kept: dict[str, Any] = {key: value for key, value in run.config.items() if key not in ("seed", *NOT_HASHED)}
-    return json.dumps(kept, sort_keys=True) if kept else str(run.folder.path)

@@ -1,14 +1,20 @@
-"""Laws of treatments: what a run is named by."""
+"""Laws of treatments: what a run is named by, and the one colour of those that differ in the seed alone."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lab.records import RunFolder
+from lab.report.run_page import render
 from lab.report.runs import load_runs
+from lab.report.story import story
 from lab.report.treatments import groups
-from tests.lab.synthetic_runs import BF16, EXACT, FP8, Recipe, write_run
+from tests.lab.browser import payload
+from tests.lab.synthetic_runs import BF16, DEMO, EXACT, FP8, Recipe, write_demo, write_run
 
 NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
     "one engine, three objectives": (
@@ -101,3 +107,72 @@ def test_several_runs_are_named_by_what_they_share(tmp_path: Path, case: str) ->
     recipes = [(Recipe(name, 0, 0, preset, engine=f"{FP8}\ntraining: {{x: {rate}}}"), s) for name, rate, s in made]
     found = groups(load_runs([write_run(tmp_path, recipe, seed, 5) for recipe, seed in recipes]))
     assert [group.words for group in found] == names
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    """Three seeds each without a remedy and with R3, by turns; two of those without a remedy fell."""
+    root, fell = tmp_path_factory.mktemp("runs"), 30
+    none = [Recipe("demo-none", 4e-3, 0.12, collapses_at=at) for at in (None, fell, fell)]
+    r3 = [Recipe("demo-r3", 4e-4, 0.08, mode="R3") for _ in none]
+    pairs = enumerate(zip(none, r3, strict=True))
+    return [write_run(root, recipe, seed, 60) for seed, pair in pairs for recipe in pair]
+
+
+def test_runs_of_one_treatment_share_colour_and_name(seeds: list[RunFolder], tmp_path: Path) -> None:
+    """They are counted within it. Each run has a colour where no two are of one treatment, and where all are."""
+    found = [(run.index, run.replicate, run.treatment) for run in load_runs(seeds)]
+    assert found == [(i % 2, i // 2, ("none", "r3")[i % 2]) for i in range(6)]
+    for folders in (write_demo(tmp_path, DEMO, num_steps=1), seeds[::2]):
+        alone = load_runs(folders)
+        assert [(run.index, run.replicate) for run in alone] == [(i, 0) for i in range(len(folders))]
+        assert [run.treatment for run in alone] == [run.label for run in alone]
+
+
+def test_a_treatment_has_one_button_one_label_and_one_colour(seeds: list[RunFolder]) -> None:
+    """Legend, labels, tables and story have two colours for six runs; dashes tell the three lines of a colour apart."""
+    html = render(seeds)
+    buttons = re.findall(r'<button [^>]*data-run="(\d)".*?</button>', html, re.DOTALL)
+    assert buttons == ["0", "1"] and payload(html)["num_runs"] == 2
+    legend = html.split('aria-label="Runs"')[1].split("</nav>")[0]
+    badges = [re.findall(r'badge \w+">(.*?)<', button) for button in legend.split("</button>")[:2]]
+    assert badges == [["2 collapsed", "1 stable"], ["3 stable"]]
+    assert re.findall(r'<tr class="ink-(\d)"', html.split("<tbody>")[1].split("</tbody>")[0]) == list("010101")
+    figures = {figure["id"]: figure for figure in payload(html)["figures"]}
+    for figure in figures.values():
+        assert {trace["meta"]["run"] for trace in figure["data"]} <= {0, 1}
+    for name in ("reward", "k3-kl", "entropy"):
+        dashes = {run: _dashes(figures[name], run) for run in (0, 1)}
+        assert len(set(dashes[0])) == 3 and dashes[0] == dashes[1]
+    assert [label["name"] for label in figures["entropy"]["layout"]["annotations"]] == ["run-0", "run-1"]
+    texts = [label["text"] for label in figures["reward"]["layout"]["annotations"]]
+    assert texts == ["none ✕ 2 of 3", "r3", "none ✕", "r3"]
+    inks = {
+        (words.text, words.run) for said in story(load_runs(seeds)).sentences for words in said if words.run is not None
+    }
+    assert {("Without a remedy", 0), ("without a remedy", 0), ("R3", 1)} == inks
+
+
+def _dashes(figure: dict[str, Any], run: int) -> list[str]:
+    return [t["line"]["dash"] for t in figure["data"] if t["meta"] == {"run": run, "role": "line"}]
+
+
+def test_a_treatments_label_stands_at_the_middle_of_its_ends(seeds: list[RunFolder]) -> None:
+    """Of three lines, at the end of the one that ends between the others."""
+    (figure,) = (figure for figure in payload(render(seeds))["figures"] if figure["id"] == "entropy")
+    for run, label in enumerate(figure["layout"]["annotations"]):
+        ends = sorted(t["y"][-1] for t in figure["data"] if t["meta"] == {"run": run, "role": "line"})
+        assert (label["x"], label["y"]) == (60, ends[1]) and len(ends) == 3
+
+
+def test_bars_of_one_colour_have_gaps(seeds: list[RunFolder]) -> None:
+    """Three bars of one treatment are no block; where each run has its colour, bars touch as ever."""
+    gaps = [
+        {figure["layout"].get("bargroupgap", 0) for figure in payload(render(some))["figures"] if _is_bars(figure)}
+        for some in (seeds, seeds[:2])
+    ]
+    assert gaps[0] == {0.12} and gaps[1] == {0}
+
+
+def _is_bars(figure: dict[str, Any]) -> bool:
+    return figure["data"][0]["type"] == "bar"
