@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from lab.audit.series import AuditLine, Series
 from lab.audit.table import (
     COLUMNS,
     at_level,
@@ -28,7 +29,7 @@ from lab.audit.table import (
     records,
     tidy,
 )
-from lab.report.figures import Caption, Figure, hover, line_trace
+from lab.report.figures import Caption, Figure, hover
 from lab.report.scale import Scale
 from lab.report.style import number
 
@@ -41,55 +42,57 @@ MIDDLE = f"{AT} and the middle distances."
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows and medians of one set of figures; `series` numbers each pair of objective and replay mode."""
+    """The rows and medians of one set of figures; `series` has a line for each pair of objective and replay mode."""
 
     rows: pd.DataFrame
     medians: pd.DataFrame
-    series: Mapping[tuple[str, str], int]
-    labels: Sequence[str]
+    series: Series
 
-    def lines(self, frame: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
-        """The rows of each series, in the order of their numbers."""
-        found = parts(frame, ["objective", "mode"])
-        return sorted(((self.series[(k["objective"], k["mode"])], part) for k, part in found), key=lambda pair: pair[0])
+    def lines(self, frame: pd.DataFrame) -> list[tuple[AuditLine, pd.DataFrame]]:
+        """The rows of each line, in the order of their numbers."""
+        found = [(self.series[k["objective"], k["mode"]], part) for k, part in parts(frame, ["objective", "mode"])]
+        return sorted(found, key=lambda pair: pair[0].index)
 
 
 SliceFigure = Callable[[Slice], Figure | None]
 
 
-def overview(medians: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str]) -> Figure:
+def overview(medians: pd.DataFrame, series: Series) -> Figure:
     """The bias of every objective over all cases, the least on top.
 
-    Dots are medians, lines the middle half of the cases; open dots are the bias that no rescaling removes.
+    Markers are medians, lines the middle half of the cases; open ones are the bias that no rescaling removes.
     """
     found = at_middle(at_longest(medians))
     quartiles = {
-        (run, name): [tidy(float(q)) for q in np.nanquantile(numbers(part, name), (0.25, 0.5, 0.75))]
+        (line, name): [tidy(float(q)) for q in np.nanquantile(numbers(part, name), (0.25, 0.5, 0.75))]
         for key, part in parts(found, ["objective", "mode"])
-        for run in [series[key["objective"], key["mode"]]]
+        for line in [series[key["objective"], key["mode"]]]
         for name in ("bias", "direction_bias")
         if not np.isnan(numbers(part, name)).all()
     }
     scale = _scale([value for some in quartiles.values() for value in some], "log")
     data: list[dict[str, Any]] = []
-    for (run, name), (low, centre, high) in quartiles.items():
+    for (line, name), (low, centre, high) in quartiles.items():
         role = "line" if name == "bias" else "open"
         if name == "bias":
-            ends = line_trace(run, labels[run], "line", [scale.place(low), scale.place(high)], [labels[run]] * 2)
-            data.append(ends | {"mode": "lines", "line": {"width": 4}, "opacity": 0.45, "hoverinfo": "skip"})
+            ends = line.trace("line", [scale.place(low), scale.place(high)], [line.label] * 2)
+            data.append(
+                ends | {"mode": "lines", "line": {**ends["line"], "width": 4}, "opacity": 0.45, "hoverinfo": "skip"}
+            )
         words = f"{COLUMNS[name]}: median {number(centre)}, middle half of the cases {number(low)} to {number(high)}"
-        dot = line_trace(run, labels[run], role, [scale.place(centre)], [labels[run]], "markers")
+        dot = line.trace(role, [scale.place(centre)], [line.label], "markers")
         data.append(dot | hover(["<br>".join(textwrap.wrap(words, 40))]))
     # The largest first: plotly draws a category axis from the bottom up, so the least stands on top.
-    order = sorted({run for run, _ in quartiles}, key=lambda run: -quartiles.get((run, "bias"), [0.0] * 3)[1])
+    lines = sorted({line for line, _ in quartiles}, key=lambda line: line.index)
+    order = sorted(lines, key=lambda line: -quartiles.get((line, "bias"), [0.0] * 3)[1])
     layout = {
         "xaxis": scale.axis() | {"title": {"text": "relative distance from the true gradient"}},
-        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": [labels[run] for run in order]}
+        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": [line.label for line in order]}
         | {"automargin": True},
         "hovermode": "closest",
         "margin": {"l": 12},
     }
-    note = f"{MIDDLE} Dot: median; line: middle half of the cases; open dot: the bias that no rescaling removes."
+    note = f"{MIDDLE} Full: median; line: middle half of the cases; open: the bias that no rescaling removes."
     caption = Caption(COLUMNS["bias"], "1", "here")
     return Figure("bias-overview", "Bias of each objective", caption, data, layout, note, 90 + 34 * len(order))
 
@@ -115,16 +118,16 @@ class QuartileLines:
         y_scale = _scale([v for name in names for v in numbers(found, name)], "log")
         x_scale = _scale(numbers(found, x_name), "log" if x_name == "kl_mu_pi" else "linear")
         data: list[dict[str, Any]] = []
-        for run, part in of.lines(found):
+        for line, part in of.lines(found):
             part = part.sort_values(x_name)
             x = numbers(part, x_name).tolist()
             centre, low, high = ([y_scale.place(tidy(v)) for v in numbers(part, name)] for name in names)
             data.append(
-                line_trace(run, of.labels[run], "band", x + x[::-1], high + low[::-1])
+                line.trace("band", x + x[::-1], high + low[::-1])
                 | {"mode": "none", "fill": "toself", "hoverinfo": "skip"}
             )
             texts = [number(tidy(v)) for v in numbers(part, self.name)]
-            data.append(line_trace(run, of.labels[run], "line", x, centre, "lines+markers") | hover(texts))
+            data.append(line.trace("line", x, centre, "lines+markers") | hover(texts))
         title = KL_AXIS if x_name == "kl_mu_pi" else "longest response T, tokens"
         ticks = {} if x_name == "kl_mu_pi" else {"tickvals": distinct(found, x_name)}
         layout = {
@@ -140,16 +143,13 @@ class QuartileLines:
 def error_curve(of: Slice) -> Figure | None:
     """Root mean squared error over the number of sampled responses: first variance dominates, in the end bias."""
     found = at_middle(at_longest(of.rows))
-    curves: list[tuple[int, list[float]]] = []
-    for run, part in of.lines(found):
+    curves: list[tuple[AuditLine, list[float]]] = []
+    for line, part in of.lines(found):
         # Per policy first: the bias and the variance of one policy belong together.
         errors = [np.median(np.sqrt(numbers(part, "bias") ** 2 + numbers(part, "variance") / n)) for n in SIZES]
-        curves.append((run, [float(e) for e in errors]))
+        curves.append((line, [float(e) for e in errors]))
     y_scale = _scale([e for _, errors in curves for e in errors], "log")
-    data = [
-        line_trace(run, of.labels[run], "line", SIZES, errors, "lines+markers") | hover(map(number, errors))
-        for run, errors in curves
-    ]
+    data = [line.trace("line", SIZES, errors, "lines+markers") | hover(map(number, errors)) for line, errors in curves]
     layout = {
         "xaxis": _scale(SIZES, "log").axis() | {"title": {"text": "sampled responses n"}},
         "yaxis": y_scale.axis(),
@@ -165,17 +165,17 @@ def split_bars(of: Slice) -> Figure | None:
     if not (numbers(found, "kl_old_pi") > 0).any() or not (numbers(found, "kl_mu_old") > 0).any():
         return None
     data: list[dict[str, Any]] = []
-    for run, part in of.lines(found):
-        row, label = records(part)[0], of.labels[run]
+    for line, part in of.lines(found):
+        row, label = records(part)[0], line.label
         for name, role, words in (
             ("bias_discrepancy", "bar", "discrepancy"),
             ("bias_staleness", "light-bar", "staleness"),
         ):
             value = tidy(float(row[name]))
-            bar = {"type": "bar", "x": [label], "y": [value], "name": label, "meta": {"run": run, "role": role}}
-            data.append(bar | hover([f"{words} alone: {number(value)}"]))
+            bar = {"type": "bar", "x": [label], "y": [value], "name": label}
+            data.append(bar | {"meta": {**line.meta, "role": role}} | hover([f"{words} alone: {number(value)}"]))
         both = tidy(float(row["bias"]))
-        data.append(line_trace(run, label, "mark", [label], [both], "markers") | hover([f"both: {number(both)}"]))
+        data.append(line.trace("mark", [label], [both], "markers") | hover([f"both: {number(both)}"]))
     stacked = numbers(found, "bias_discrepancy") + numbers(found, "bias_staleness")
     top = max(float(numbers(found, "bias").max()), float(stacked.max()))
     layout = {
@@ -195,17 +195,14 @@ def trade_off(of: Slice) -> Figure | None:
     found = along_distance(at_longest(of.medians))
     x_scale, y_scale = _scale(numbers(found, "variance"), "log"), _scale(numbers(found, "bias"), "log")
     data = []
-    for run, part in of.lines(found):
+    for line, part in of.lines(found):
         part = part.sort_values("kl_mu_pi")
         y = [y_scale.place(tidy(v)) for v in numbers(part, "bias")]
         texts = [
             f"KL {cell(row, 'kl_mu_pi')}: bias {cell(row, 'bias')}, variance {number(row['variance'])}"
             for row in records(part)
         ]
-        data.append(
-            line_trace(run, of.labels[run], "line", numbers(part, "variance").tolist(), y, "lines+markers")
-            | hover(texts)
-        )
+        data.append(line.trace("line", numbers(part, "variance").tolist(), y, "lines+markers") | hover(texts))
     layout = {
         "xaxis": x_scale.axis() | {"title": {"text": "variance of one response's share"}},
         "yaxis": y_scale.axis(), "hovermode": "closest",

@@ -11,6 +11,7 @@ import pandas as pd
 
 from lab.audit.config import AuditConfig
 from lab.audit.figures import SLICE_FIGURES, Slice, along_distance, overview, ratio_map
+from lab.audit.series import Series, modes_shown, series
 from lab.audit.table import (
     CASE,
     COLUMNS,
@@ -38,11 +39,9 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
     """The page as HTML."""
     found = medians(frame)
     pairs = [(key["objective"], key["mode"]) for key, _ in parts(found, ["objective", "mode"])]
-    many_modes = len({mode for _, mode in pairs}) > 1
-    series = {pair: number for number, pair in enumerate(pairs)}
-    labels = [f"{objective}, {mode}" if many_modes and mode != "none" else objective for objective, mode in pairs]
+    lines = series(pairs)
     choices = _choices(frame)
-    drawn = _drawn(frame, found, series, labels, choices)
+    drawn = _drawn(frame, found, lines, choices)
     maps = _maps(config, frame)
     # Reversed, so that each id keeps the figure of its first slice.
     seen = {figure.id: figure for figure, _ in reversed(drawn)}
@@ -55,13 +54,14 @@ def render(config: AuditConfig, frame: pd.DataFrame, manifest: Mapping[str, Any]
     if maps and config.compare is not None:
         question = f"Blue: {config.compare.first} has less bias than {config.compare.second}; orange: more."
         sections.append(Section("maps", f"{config.compare.first} against {config.compare.second}", question, maps))
-    picture, said = overview(found, series, labels), sentences(config, frame)
+    picture, said = overview(found, lines), sentences(config, frame)
     return page(
-        "audit.html.jinja", [*drawn, *maps, picture], num_runs=len(labels), own=Path(__file__).parent / "template",
+        "audit.html.jinja", [*drawn, *maps, picture], num_runs=len(lines), own=Path(__file__).parent / "template",
         title=config.name, headline=headline(frame), sentences=said[:NUM_FIRST], notes=said[NUM_FIRST:],
-        picture=picture, choices=choices, series=labels, columns=text_columns(frame), meaning=_meaning(frame),
-        sections=sections, manifest=manifest, rows=_table_rows(found, series, labels, choices, frame),
-        folder=frame.attrs.get("config_hash", ""), config_text=config_text,
+        picture=picture, choices=choices, lines=list(lines.values()), modes=modes_shown(lines),
+        columns=text_columns(frame), meaning=_meaning(frame), sections=sections, manifest=manifest,
+        rows=_table_rows(found, lines, choices, frame), folder=frame.attrs.get("config_hash", ""),
+        config_text=config_text,
     )  # fmt: skip
 
 
@@ -89,16 +89,15 @@ def _key(row: Mapping[str, Any], choices: Sequence[Choice]) -> str:
 
 
 def _drawn(
-    frame: pd.DataFrame, found: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str],
-    choices: Sequence[Choice],
-) -> list[tuple[Figure, str]]:  # fmt: skip
+    frame: pd.DataFrame, found: pd.DataFrame, lines: Series, choices: Sequence[Choice]
+) -> list[tuple[Figure, str]]:
     """Each figure of each slice, with the slice's key."""
     names = [name for name in CASE if name != "mode"]
     rows = {_key(key, choices): part for key, part in parts(frame, names)}
     drawn = []
     for place, part in parts(found, names):
         key = _key(place, choices)
-        of = Slice(rows[key], part, series, labels)
+        of = Slice(rows[key], part, lines)
         drawn += [(figure, key) for figure in (draw(of) for draw in SLICE_FIGURES) if figure is not None]
     return drawn
 
@@ -117,21 +116,18 @@ def _maps(config: AuditConfig, frame: pd.DataFrame) -> list[Figure]:
 
 
 def _table_rows(
-    found: pd.DataFrame, series: Mapping[tuple[str, str], int], labels: Sequence[str], choices: Sequence[Choice],
-    frame: pd.DataFrame,
-) -> list[dict[str, Any]]:  # fmt: skip
+    found: pd.DataFrame, lines: Series, choices: Sequence[Choice], frame: pd.DataFrame
+) -> list[dict[str, Any]]:
     rows = []
     before = None
     for row in records(at_longest(found)):
         level = [str(row[name]) for name in LEVEL]
-        run = series[(row["objective"], row["mode"])]
+        line = lines[row["objective"], row["mode"]]
         cells = [cell(row, "kl_mu_old"), cell(row, "kl_old_pi")]
         for name in text_columns(frame):
             text = cell(row, name)
             cells.append(f"{text} [{cell(row, 'bias_q1')}, {cell(row, 'bias_q3')}]" if name == "bias" else text)
-        rows.append(
-            {"run": run, "label": labels[run], "slice": _key(row, choices), "cells": cells, "begins": level != before}
-        )
+        rows.append({"line": line, "slice": _key(row, choices), "cells": cells, "begins": level != before})
         before = level
     return rows
 

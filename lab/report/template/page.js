@@ -28,27 +28,28 @@
   }
 
   function painted(trace, figure, width) {
-    const { run, role } = trace.meta;
+    // A page whose runs share colours names the ink of each.
+    const { run, role, ink = run } = trace.meta;
     const out = { ...trace, visible: !hidden.has(run), showlegend: false };
     if (role === "map") return { ...out, colorscale: mapColours(), textfont: { size: 11, color: colour("--text") } };
     if (role === "share") return { ...out, colorscale: shareColours(), textfont: { size: 11, color: colour("--text") } };
-    if (role === "band") return { ...out, fillcolor: `${lineColour(run)}26`, line: { width: 0 } };
-    if (role === "light-bar") out.marker = { color: mixed(lineColour(run), 0.4) };
-    else if (role === "collapse") out.marker = { symbol: "x", size: 13, color: lineColour(run), line: { width: 2, color: colour("--page") } };
+    if (role === "band") return { ...out, fillcolor: `${lineColour(ink)}26`, line: { width: 0 } };
+    if (role === "light-bar") out.marker = { color: mixed(lineColour(ink), 0.4) };
+    else if (role === "collapse") out.marker = { symbol: "x", size: 13, color: lineColour(ink), line: { width: 2, color: colour("--page") } };
     else if (role === "mark") out.marker = { color: colour("--text"), size: 7, symbol: "line-ew-open", line: { width: 2 } };
-    else if (role === "end") out.marker = { size: 11, color: lineColour(run) };
-    else if (role === "open") out.marker = { symbol: "circle-open", size: 9, color: lineColour(run), line: { width: 2 } };
-    else if (role === "cloud") out.marker = { color: lineColour(run), size: 3.5, opacity: 0.55 };
+    else if (role === "end") out.marker = { size: 11, color: lineColour(ink) };
+    else if (role === "open") out.marker = { symbol: `${trace.marker?.symbol ?? "circle"}-open`, size: 9, color: lineColour(ink), line: { width: 2 } };
+    else if (role === "cloud") out.marker = { color: lineColour(ink), size: 3.5, opacity: 0.55 };
     else if (role === "cells") {
       const size = cellSize(figure, width);
-      out.marker = { ...trace.marker, color: lineColour(run), size };
+      out.marker = { ...trace.marker, color: lineColour(ink), size };
       out.textfont = { size: size < 15 ? 9 : 10.5, color: colour("--text") };
     } else if (role === "frames") {
       out.marker = { ...trace.marker, color: colour("--text"), size: cellSize(figure, width), line: { width: 1.5 } };
-    } else if (role === "bar") out.marker = { color: lineColour(run) };
+    } else if (role === "bar") out.marker = { color: lineColour(ink) };
     else {
-      out.line = { ...trace.line, color: lineColour(run), width: trace.line?.width ?? (role === "raw" ? 1 : 2) };
-      out.marker = { color: lineColour(run), size: trace.meta.small ? 3.5 : 6 };
+      out.line = { ...trace.line, color: lineColour(ink), width: trace.line?.width ?? (role === "raw" ? 1 : 2) };
+      out.marker = { ...trace.marker, color: lineColour(ink), size: trace.meta.small ? 3.5 : 6 };
     }
     return out;
   }
