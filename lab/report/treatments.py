@@ -1,7 +1,7 @@
 """The treatment of each run of a report, read from its config: the engine's gap, the remedies, and N.
 
-A remedy is a correction of the gap, a replay mode or a dual clip. N is named where it is not that of most configs.
-Runs of one config under several seeds are one group.
+A remedy is a correction of the gap, a replay mode or a dual clip. The engine and N are named where they are not those
+of most configs. Runs of one config under several seeds are one group.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from lab.config.algorithm import ObjectiveBlock
 from lab.report.runs import ReportRun, by_treatment, shared_label
@@ -20,6 +20,15 @@ from theory.routing.passes import PASSES
 
 REPLAY = {mode: f"{mode} {plan.effect}" for mode, plan in PASSES.items() if plan.effect}
 """The effect of each replay mode, in a clause."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The preset, the engine and N that go without saying in a report; None where none does."""
+
+    preset: str | None
+    engine: str | None
+    num_minibatches: int | None
 
 
 @dataclass(frozen=True)
@@ -84,18 +93,18 @@ class Treatment:
         is_corrected = is_corrected or {own.correction.name, own.rejection.name} != {"none"}
         return not (self.is_exact or is_corrected or self.replay or self.dual_clip)
 
-    def parts(self, baseline: str | None, engines: Literal["same", "exact", "differ"]) -> list[str]:
-        """The treatment in words: preset if not the baseline's, correction, replay, dual clip, engine.
+    def parts(self, usual: Usual, engines: Literal["same", "exact", "differ"]) -> list[str]:
+        """The treatment in words: preset unless it is the usual one, correction, replay, dual clip, engine likewise.
 
         `engines` describes the report's engines: all the same, one inexact engine beside an exact one, or more kinds.
         """
         rejection = self.objective.rejection.title if self.objective and self.objective.rejection.rejection else None
-        found = [None if self.preset == baseline else self.preset, self.own_correction, rejection, self.replay]
+        found = [None if self.preset == usual.preset else self.preset, self.own_correction, rejection, self.replay]
         found += ["score centering"] if self.objective and self.objective.centering != "none" else []
         found += ["a dual clip"] if self.dual_clip else []
         if engines != "same" and self.is_exact:
             found.append("an exact engine")
-        elif engines == "differ":
+        elif engines == "differ" and self.run.engine != usual.engine:
             found.append(self.run.engine)
         return [part for part in found if part]
 
@@ -147,21 +156,27 @@ def groups(runs: Sequence[ReportRun]) -> list[TreatmentGroup]:
     untreated = [treatment.preset for treatment in treatments if treatment.is_untreated]
     # The untreated runs' preset goes without saying; without such runs, the most frequent one.
     baseline = untreated[0] if untreated else max(presets, key=presets.count)
-    sizes = [treatment.num_minibatches for treatment in treatments]
-    usual = next((size for size in sizes if 2 * sizes.count(size) > len(sizes)), None)
-    names = [_named(treatment, baseline, differ, usual) for treatment in treatments]
+    engine = _of_most([treatment.run.engine for treatment in treatments])
+    num = _of_most([treatment.num_minibatches for treatment in treatments])
+    names = [_named(treatment, Usual(baseline, engine, num), differ) for treatment in treatments]
     return [
         TreatmentGroup(some, *(name if name and names.count(name) == 1 else ("in", shared_label(some, runs))))
         for some, name in zip(members, names, strict=True)
     ]
 
 
-def _named(
-    treatment: Treatment, baseline: str | None, engines: Literal["same", "exact", "differ"], usual: int | None
-) -> tuple[str, str] | None:
-    """Preposition and name of a run's treatment, with N unless it is the `usual` one; None without a treatment."""
-    parts, num = treatment.parts(baseline, engines), treatment.num_minibatches
-    at = "" if num in (None, usual) else f" at N = {num}"
+Value = TypeVar("Value")
+
+
+def _of_most(values: Sequence[Value]) -> Value | None:
+    """The value of more than half of the treatments; None without one."""
+    return next((value for value in values if 2 * values.count(value) > len(values)), None)
+
+
+def _named(treatment: Treatment, usual: Usual, engines: Literal["same", "exact", "differ"]) -> tuple[str, str] | None:
+    """Preposition and name of a run's treatment, with N unless it is the usual one; None without a treatment."""
+    parts, num = treatment.parts(usual, engines), treatment.num_minibatches
+    at = "" if num in (None, usual.num_minibatches) else f" at N = {num}"
     if treatment.is_untreated and (not parts or engines == "differ"):
         return "without", " under ".join(["a remedy", *parts]) + at
     if not parts and treatment.preset:

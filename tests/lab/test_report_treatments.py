@@ -69,6 +69,14 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
         ["without a remedy under weight precision fp8_e4m3 channel at N = 4",
          "without a remedy under kv precision bf16 at N = 1"],
     ),
+    "most have one engine and one N": (
+        [Recipe("a", 0, 0), Recipe("b", 0, 0, engine=BF16), Recipe("c", 0, 0, num_minibatches=1)],
+        ["without a remedy", "without a remedy under kv precision bf16", "without a remedy at N = 1"],
+    ),
+    "an exact engine is named where most are": (
+        [Recipe("a", 0, 0, engine=EXACT), Recipe("b", 0, 0, engine=EXACT, mode="R3"), Recipe("c", 0, 0)],
+        ["with an exact engine", "with R3 + an exact engine", "without a remedy"],
+    ),
     "what the config does not name is told by label": (
         [Recipe("rate-1", 0, 0, engine=f"{FP8}\ntraining: {{x: 1}}"), Recipe("rate-2", 0, 0)],
         ["in 1", "in 2"],
