@@ -117,8 +117,8 @@ def benchmark(
     """
     with _threads(kernels), torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)  # transformers samples from the global generator
-        report("warming up, and comparing both sides' results")
         kernels.set_threads(threads)
+        report("warming up, and comparing both sides' results")
         pieces, logp_difference, grad_norm_difference = _prepare(work, kernels, threads)
         report("measuring memory")
         # In runs of their own, since the profiler slows down all that it watches.

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from sandbox.kernels import elementwise, experts, products
-from sandbox.kernels.interface import Kernels
+from sandbox.kernels.interface import Kernels, check_threads
+
+
+def set_threads(number: int) -> None:
+    """Sets the number of torch's threads. ValueError for too many."""
+    check_threads(number)
+    torch.set_num_threads(number)
+
 
 EAGER = Kernels(
     name="eager",
@@ -18,5 +25,5 @@ EAGER = Kernels(
     attention=products.attention,
     grouped_experts=experts.grouped_experts,
     gate=lambda gate: gate,
-    set_threads=torch.set_num_threads,
+    set_threads=set_threads,
 )

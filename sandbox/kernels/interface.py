@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -9,6 +10,19 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from theory.routing.gates import Gate
+
+THREADS_PER_CORE = 8
+"""The most threads for each core: more gain nothing, and a system ends a process that starts too many."""
+
+
+def check_threads(number: int) -> None:
+    """ValueError for more threads than THREADS_PER_CORE allows on this machine."""
+    cores = os.cpu_count() or 1
+    if number > cores * THREADS_PER_CORE:
+        raise ValueError(
+            f"threads: expected at most {cores * THREADS_PER_CORE}, {THREADS_PER_CORE} for each of this machine's "
+            f"{cores} cores, got {number}"
+        )
 
 
 @runtime_checkable
@@ -38,7 +52,7 @@ class Kernels:
     key_mask: the argument of `attention` for the number of key slots that each query sees, from (num_seen_BS,
     num_slots, dtype).
     gate: the gate convention, computed by this set.
-    set_threads: sets the number of threads that the process may compute with, torch's included.
+    set_threads: sets the number of threads that the process may compute with, torch's included (`check_threads`).
     self_attention: all that lies between the qkv product and the output product, in one operator; returns None where
     the set has no such operator for a model's sizes.
     has_passes: whether a model runs whole passes without gradients in one call (sandbox/model/compiled_passes.py).

@@ -12,11 +12,12 @@ from sandbox.kernels.compiled import elementwise, ops
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import compiled_gate
 from sandbox.kernels.compiled.self_attention import self_attention
-from sandbox.kernels.interface import Kernels
+from sandbox.kernels.interface import Kernels, check_threads
 
 
 def set_threads(number: int) -> None:
-    """Sets the number of threads of the kernels; torch gets one."""
+    """Sets the number of threads of the kernels; torch gets one. ValueError for too many."""
+    check_threads(number)
     # Little is left to torch, and its idle threads would spin on the cores that ours need.
     library().threads = number
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lab.records import RunFolder
 from lab.strict import ConfigError
 from lab.traces import Trace
 from sandbox.kernels.compiled import build
+from sandbox.kernels.interface import check_threads
 from sandbox.run import run
 from tests.sandbox.training.test_resume import CONFIG, config, only_folder, resume
 
@@ -123,6 +125,20 @@ def test_other_words_for_compile_are_refused(tmp_path, value):
     """A value other than true, false, null and auto is one line that names the field and what came."""
     with pytest.raises(ValueError, match=rf"compile: expected true, false, null or auto, got {value}$"):
         config(tmp_path, "--compile", value)
+
+
+def test_threads_far_beyond_the_cores_are_refused(tmp_path, monkeypatch, capsys):
+    """One line with the number of cores, before a folder is made or a thread started; `bench` says the same."""
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    before = build.library().threads
+    said = "error: threads: expected at most 24, 8 for each of this machine's 3 cores, got 25\n"
+    for kernels in ((), ("--compile",)):
+        assert main(["bench", *kernels, "--threads", "25"]) == 2
+        assert capsys.readouterr().err == said
+    with pytest.raises(ValueError, match=re.escape(said.removeprefix("error: ").rstrip())):
+        run(config(tmp_path, "--compile", "true", "--threads", "25", *FEW), progress="none")
+    assert not (tmp_path / "runs").exists() and build.library().threads == before
+    check_threads(24)
 
 
 def test_threads_are_those_of_compiled_kernels(tmp_path):
