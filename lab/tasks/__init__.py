@@ -33,7 +33,13 @@ def build(config: TaskBlock, tokenizer: Tokenizer | None = None) -> TextTask:
     if config.needs_tokenizer and tokenizer is None:
         kind = config.kind
         raise ValueError(f"task.kind: expected a tokenizer for a {kind} task (that of a Hugging Face folder), got none")
-    return config.task(tokenizer)
+    try:
+        return config.task(tokenizer)
+    except ValueError as error:
+        # The task names its block's fields without their block; other errors begin with a file.
+        if str(error).partition(":")[0] in type(config).model_fields:
+            raise ValueError(f"task.{error}") from error
+        raise
 
 
 def check_vocabulary(config: TaskBlock, task: TextTask, vocab_size: int) -> None:

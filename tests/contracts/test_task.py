@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab.strict import ConfigError, Strict, validate
-from lab.tasks import KINDS, DemonstratedTask, TaskConfig, TextTask, build
+from lab.tasks import KINDS, DemonstratedTask, TaskBlock, TaskConfig, TextTask, build
 from lab.tasks.arithmetic import ArithmeticConfig
 from lab.tasks.calculator import CalculatorConfig
 from lab.tasks.countdown import CountdownConfig
@@ -109,6 +109,25 @@ ROWS = TASKS | {
 def named(rows: dict[str, Row]) -> list[Any]:
     """Each setting of each row as a parameter of a test."""
     return [pytest.param(make, id=f"{kind}, {name}") for kind, row in rows.items() for name, make in row.makes.items()]
+
+
+@pytest.mark.parametrize(
+    ("block", "wanted"),
+    [
+        (CountdownConfig(num_numbers=2, max_number=20, num_held_out=500), "task.num_held_out: expected 500 distinct"),
+        (CountdownConfig(operations=("+",), max_value=1), "task.max_number: expected dials that leave problems"),
+        (
+            ArithmeticConfig(min_digits=1, max_digits=1, num_held_out=1, seed=1203),
+            "task.num_held_out: expected problems",
+        ),
+        (JsonlConfig(path="none.jsonl"), "none.jsonl: "),
+    ],
+)
+def test_a_task_that_cannot_be_made_names_the_field_in_full(block: TaskBlock, wanted: str) -> None:
+    """Also where only its problems, once drawn, show that the block does not fit; a file stays named by its path."""
+    with pytest.raises(ValueError) as caught:
+        build(block, CharTokenizer("0123456789"))
+    assert str(caught.value).startswith(wanted) or str(caught.value).startswith(f"cannot read {wanted}")
 
 
 def test_every_kind_has_a_row() -> None:
