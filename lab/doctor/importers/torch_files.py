@@ -36,10 +36,15 @@ _SAFE = [
 ]  # fmt: skip
 
 
+MOST_SPREAD = 2**28
+"""Bytes up to which a tensor may be larger than its storage."""
+
+
 def content_of(path: Path) -> Mapping[str, Any]:
     """The dictionary in a torch file; ValueError for anything else, and for objects whose code would have to run.
 
-    Its tensors are dense, on the CPU and no larger than their storage; ValueError names the entry of another.
+    Its tensors are dense, on the CPU and, beyond MOST_SPREAD, no larger than their storage; ValueError names the entry
+    of another.
     """
     try:
         # Opened separately: an OSError inside torch.load is from a torn file (a seek past its end), not from the disk.
@@ -70,9 +75,12 @@ def _odd(tensor: torch.Tensor) -> str | None:
         return "a nested one" if tensor.is_nested else f"one of layout {tensor.layout}"
     if tensor.device.type != "cpu":
         return f"one on {tensor.device}"
-    # Strides of 0 let a file of a few bytes stand for more values than fit into memory.
+    # Strides of 0 let a file of a few bytes stand for more values than fit into memory; few are a reward given to each
+    # token.
     size, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
-    return None if size <= stored else f"one of {size:,} bytes in {stored:,}; save tensor.contiguous()"
+    if size <= max(stored, MOST_SPREAD):
+        return None
+    return f"one of {size:,} bytes in {stored:,}; save tensor.contiguous()"
 
 
 def _tensors(content: object) -> Iterator[tuple[str, torch.Tensor]]:

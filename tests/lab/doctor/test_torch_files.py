@@ -41,11 +41,12 @@ def test_a_tensor_without_plain_values_is_one_line(
 
 
 def test_views_and_a_list_that_holds_itself_are_read(tmp_path: Path) -> None:
-    """Tensors that share a storage, transposed or cut, have their values; a circle of entries ends."""
+    """Tensors that share a storage, transposed, cut or repeated, have their values; a circle of entries ends."""
     path = write("slime", tmp_path)
     before = load_trace(path)
     circle: list[object] = []
     circle.append(circle)
     base = torch.arange(12.0).reshape(3, 4)
-    torch.save(torch.load(path, weights_only=False) | {"extra": [base.T, base[1:, ::2], circle]}, path)
+    extra = [base.T, base[1:, ::2], base[:1].expand(9, 4), circle]
+    torch.save(torch.load(path, weights_only=False) | {"extra": extra}, path)
     assert load_trace(path).tokens.tolist() == before.tokens.tolist()
