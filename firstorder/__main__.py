@@ -30,7 +30,9 @@ def main() -> int:
             )
             return 2
     from firstorder.cli import main as command
+    from firstorder.pipes import outlive_readers
 
+    outlive_readers()
     return command()
 
 

@@ -81,7 +81,8 @@ def firstorder(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; exit code 0, 2 for a user's error, 1 for a run that turned non-finite, 70 for a bug of ours.
 
-    130 after Ctrl-C and 143 after SIGTERM. Errors are one line on stderr; `--debug` shows where they come from.
+    130 after Ctrl-C and 143 after SIGTERM. Errors are one line on stderr; `--debug` shows where they come from. The
+    command's own process (`__main__`) keeps these codes where a pipe is closed.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -1,0 +1,47 @@
+"""Laws of a reader that goes away, as `| head -1` does: nothing ends early, and nothing is said about it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.records import RunFolder
+from tests.firstorder.test_cli import TINY
+
+NUM_STEPS = 60
+
+
+def leave(folder: Path, words: list[str], flags: tuple[str, ...] = (), num_lines: int = 1) -> tuple[int, list[str]]:
+    """The command's exit code and its first lines, after which its reader of stdout and stderr is gone."""
+    command = [sys.executable, *flags, "-m", "firstorder", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = [process.stdout.readline() for _ in range(num_lines)]
+            process.stdout.close()
+            return process.wait(timeout=120), lines
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("flags", [(), ("-u",)], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("num_lines", [0, 1])
+def test_a_run_outlives_the_reader_of_its_progress(tmp_path: Path, num_lines: int, flags: tuple[str, ...]) -> None:
+    """Every step is taken, verdict and page are written, and the exit code is the run's own."""
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = ["train", "tiny.yaml", "--num_steps", str(NUM_STEPS), "--progress", "lines"]
+    code, lines = leave(tmp_path, words, flags, num_lines)
+    assert code == 0 and all(line.startswith("tiny ") and "step   10/60" in line for line in lines)
+    (path,) = (tmp_path / "runs" / "tiny").iterdir()
+    run = RunFolder.open(path)
+    assert [row["step"] for row in run.metrics()] == list(range(NUM_STEPS + 1))
+    assert run.is_finished and (path / "report.html").is_file()
+
+
+@pytest.mark.parametrize(("words", "wanted"), [(["configs"], 0), (["--help"], 0), (["train", "none.yaml"], 2)])
+def test_a_command_that_only_prints_keeps_its_exit_code(words: list[str], wanted: int, tmp_path: Path) -> None:
+    """Also an error's, whose line nobody reads."""
+    assert leave(tmp_path, words, num_lines=0)[0] == wanted
