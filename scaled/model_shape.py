@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 from lab.hf import ModelShape, parse_shape, read_json
@@ -22,7 +23,12 @@ def load_shape(path: str | Path, name: str | None = None) -> ModelShape:
         return named
     shape = parse_shape(read_json(file), str(file), "scaled")
     if named is not None and named != shape:
-        raise ValueError(f"model.shape: expected the shape of {file}, got {name}, which differs from it")
+        field = next(one.name for one in fields(shape) if getattr(named, one.name) != getattr(shape, one.name))
+        theirs, ours = getattr(named, field), getattr(shape, field)
+        raise ValueError(
+            f"model.shape: expected the shape of {file}, got {name}: {field} is {theirs}, not {ours} (null takes the "
+            "folder's own)"
+        )
     return shape
 
 

@@ -15,7 +15,7 @@ from lab.config.load import config_hash, load
 from sandbox.model.checkpoint import save
 from scaled.checks import TRIED, check_config, check_prompts, check_version, installed, open_task
 from scaled.config import ClusterBlock, LimitsBlock, ScaledRun
-from scaled.model_shape import load_shape
+from scaled.model_shape import SHAPES, load_shape
 from scaled.plan.engine_memory import engine_weights
 from scaled.vllm_engine.requests import check_room
 from tests.scaled import vllm_world
@@ -86,6 +86,19 @@ def test_a_model_that_vllm_reads_otherwise_is_refused_at_once(model: Path, tmp_p
             continue
         with pytest.raises(ValueError, match=r"^config.json: norm_topk_prob: vLLM computes OLMoE without .* got true$"):
             check_config(config(tmp_path, tmp_path))
+
+
+def test_a_folder_of_another_shape_than_named_says_in_what(tmp_path: Path) -> None:
+    """The first field that differs, with both values, and the way out; a folder of that shape is taken."""
+    name = "qwen3-30b-a3b"
+    fields = json.loads((SHAPES / f"{name}.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert load_shape(tmp_path, name) == load_shape(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"max_position_embeddings": 262_144}))
+    was = fields["max_position_embeddings"]
+    line = f"got {name}: max_positions is {was}, not 262144 \\(null takes the folder's own\\)$"
+    with pytest.raises(ValueError, match=f"^model.shape: expected the shape of .*config.json, {line}"):
+        load_shape(tmp_path, name)
 
 
 @pytest.mark.parametrize(("training", "engine", "size"), [("bf16", "fp32", 4), ("fp32", "bf16", 2)])
