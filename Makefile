@@ -46,9 +46,8 @@ test-core: $(VENV)/.installed-dev  ## the laws of theory, lab, sandbox and the c
 	printf '%s\n' core-tests check | xargs -P 2 -n 1 $(MAKE) --no-print-directory
 
 PAGES := tests/pages tests/test_notebooks.py
-# One process more than JOBS, as tests that start Ray or a browser wait for them.
 core-tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $$(($(JOBS) + 1)) --dist worksteal --ignore tests/scaled $(PAGES:%=--ignore %)
+	$(PYTEST) --ignore tests/scaled $(PAGES:%=--ignore %)
 
 SMOKE := --results runs/claims-smoke --runs runs/claims-smoke
 test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, figures, the docs' commands, claims at two steps
