@@ -94,7 +94,9 @@ def page() -> str:
                 cells = (number(told), "–", "–")
             else:
                 middle, distance = seen.median[part], seen.distance[part]
-                cells = (number(told), f"{number(middle)} ± {number(distance)}", f"{told / middle - 1:+.0%}")
+                # `or`: -0.0, whose sign may be that of a last bit.
+                error = round(told / middle - 1, 2) or 0.0
+                cells = (number(told), f"{number(middle)} ± {number(distance)}", f"{error:+.0%}")
             rows.append((run.words if part == PARTS[0] else "", part, *cells))
     return markdown_table(("run", "stage", "simulated, s", "measured, s", "error"), rows)
 

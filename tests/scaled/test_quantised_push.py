@@ -55,7 +55,7 @@ def model() -> MoE:
 def test_the_table_is_that_of_the_tensors(weights: str) -> None:
     """Names, order, shapes and types that an engine expects are those of the tensors that ranks send."""
     precision, shapes, tensors = PRECISIONS[weights], CONFIG.shape().weights(), dict(to_hf(model()))
-    table = sent(shapes, precision)
+    table = sent(shapes, precision.weights)
     pushed = dict(quantised(((name, tensors[name]) for name in shapes), precision))
     assert list(pushed) == list(table)
     assert all(tuple(pushed[name].shape) == tuple(one.shape) for name, one in table.items())
@@ -80,7 +80,7 @@ def test_the_selection_bias_keeps_its_bits() -> None:
 
 def test_a_weight_that_was_not_quantised_is_refused() -> None:
     """An engine of int8 weights is not given the training weights: ValueError names the scale and the type."""
-    table = sent({"q_proj.weight": (4, 6)}, PRECISIONS["int8"])
+    table = sent({"q_proj.weight": (4, 6)}, PRECISIONS["int8"].weights)
     assert table == {"q_proj.weight": Sent((4, 6), torch.int8), "q_proj.weight_scale": Sent((4, 1), torch.float32)}
     with pytest.raises(
         ValueError,
