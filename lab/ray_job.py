@@ -1,4 +1,4 @@
-"""The description of this process's job that Ray gives to its workers."""
+"""The module search path that Ray gives to the workers of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ray.job_config import JobConfig
 
 
 class OwnPath(JobConfig):
-    """A job whose workers look for modules in this process's folders: the script's and the working one, if it does.
+    """A job whose workers search the script's folder and the working folder only if this process searches them.
 
     Ray puts the working folder first on every worker's path. The command never looks there, where a user's lab.py would
     hide ours (firstorder/__main__.py), and neither may its workers.

@@ -173,8 +173,8 @@ def judge(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules | None = Non
     # From noise nothing can fall: the reward does not say whether such a run holds or died at once.
     if not undecided and not (peak := highest(_levels(metrics, rules))).sure > rules.reward_min:
         undecided.append(
-            f"{REWARD} peaks at {peak.value:.3g} (step {peak.step}), less its noise at most {rules.reward_min:g} "
-            "(verdict.reward_min): no fall would show"
+            f"{REWARD} peaks at {peak.value:.3g} (step {peak.step}), after its noise at most {rules.reward_min:g} "
+            "(verdict.reward_min), so a fall could not be seen"
         )
     stable = False if reasons else None if undecided else True
     return Verdict(

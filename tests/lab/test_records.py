@@ -54,6 +54,20 @@ def test_a_sealed_run_has_the_hashes_of_its_records(tmp_path: Path) -> None:
         assert found == hashlib.sha256((run.path / name).read_bytes()).hexdigest() == run.manifest()["sha256"][name]
 
 
+def test_a_checkpoint_after_the_missing_row_is_not_offered(tmp_path: Path) -> None:
+    """Without row 2 the run continues from step 1, if its checkpoint is there; from step 3 it would lack that row."""
+    run = RunFolder.create(tmp_path, "demo", "aaa", NOW)
+    for step in (0, 1, 3, 4):
+        run.append_metrics(step, {"reward/mean": 0.5})
+    for step in (3, 4):
+        run.save_checkpoint(step, {"w": torch.zeros(2)}, {}, keep=3)
+    with pytest.raises(ValueError, match=r"got none of step 2; without them .* start again with --fresh$"):
+        run.truncate_metrics(4)
+    run.save_checkpoint(1, {"w": torch.zeros(2)}, {}, keep=3)
+    with pytest.raises(ValueError, match=r"got none of step 2; that of step 1 is whole: remove .*3 and .*4 to"):
+        run.truncate_metrics(4)
+
+
 def test_only_the_newest_unfinished_run_of_the_same_config_is_resumed(tmp_path: Path) -> None:
     """A run is resumable until its page is there; another config's, or one that never began, is not."""
     hours = {"old": ("aaa", 0), "new": ("aaa", 1), "other": ("bbb", 2), "empty": ("aaa", 3)}
