@@ -44,8 +44,16 @@ def test_the_league_has_as_many_objectives_as_said() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     """Relative links and pictures of the README are files of the checkout, and what follows a # is a heading there."""
-    for path, anchor in re.findall(r"\]\(([^):#]+)(?:#([\w-]+))?\)", README):
+    for path, anchor in re.findall(r"\]\((?!\.\.)([^):#]+)(?:#([\w-]+))?\)", README):
         assert (ROOT / path).exists(), path
         if anchor:
             headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [heading.lower().replace(" ", "-") for heading in headings], f"{path}#{anchor}"
+
+
+def test_badges_show_the_repository_s_own_workflows() -> None:
+    """GitHub resolves ../../ from the page of a file, so a fork's badge shows the fork's own state."""
+    targets = re.findall(r"\]\((\.\.[^)]+)\)", README)
+    named = {re.fullmatch(r"\.\./\.\./actions/workflows/([\w.]+)(?:/badge\.svg)?", target) for target in targets}
+    assert None not in named, targets
+    assert {match[1] for match in named if match} == {path.name for path in (ROOT / ".github/workflows").iterdir()}
