@@ -17,7 +17,7 @@ export OMP_NUM_THREADS := 1
 # Dozens of short-lived processes import vLLM, Ray and Megatron-core, and start much faster with cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-scaled test test-core core-tests test-pages test-scaled test-peers thorough mutants check format bench lab docs clean fuzz
+.PHONY: help demo demo-scaled test test-core core-tests test-pages test-scaled test-peers test-lowest thorough mutants check format bench lab docs clean fuzz
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -81,6 +81,15 @@ test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0
 	$(BIN)/python -m pytest tests/peers
 
+OLD := .venv-lowest/bin/python
+# In an environment of its own. Tests of pages need tools that have no oldest release here.
+test-lowest: $(VENV)/.installed-dev  ## the core's tests with the oldest release of each dependency that pyproject.toml allows
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(BIN)/python -m tests.lowest > .venv-lowest/constraints.txt
+	$(OLD) -m pip install --quiet --no-compile --disable-pip-version-check --constraint requirements/torch.txt \
+	  --constraint .venv-lowest/constraints.txt --editable '.[dev]'
+	$(OLD) -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider --ignore tests/scaled --ignore tests/mutants $(PAGES:%=--ignore %)
+
 # `make test` checks shapes. Without those checks a law sees three times as many examples per hour.
 thorough: $(VENV)/.installed-dev  ## the laws of theory/ on 10,000 examples each (three hours)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(JOBS) -o addopts="--strict-markers --strict-config -q" tests/theory
@@ -121,7 +130,7 @@ docs: $(VENV)/.installed-docs  ## the documentation as a site, in site/
 	@echo site/index.html
 
 clean:  ## remove the environment and everything generated except the runs
-	rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-lowest build dist site .cache *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/python:
 	@echo "Installing into $(VENV), once: two or three minutes in which pip says nothing."
