@@ -12,6 +12,8 @@
 | action_log_probs        | (B, T)        | old: the forward pass before the updates                                   |
 | rollout_expert_indices  | (B, S, L, K)  | optional: mu's experts                                                     |
 | router_padding_mask     | (B, S)        | optional: True where they are a filler, since the engine recorded none     |
+
+Release 0.3.0 has no router_padding_mask: zeros stand for no route, on observations and on an end token that it adds.
 """
 
 from __future__ import annotations
@@ -60,12 +62,16 @@ def _read(content: Row, place: str) -> Iterator[Row]:
         mask, mu, old = (content[name][b][is_part].tolist() for name in RESPONSE[1:])
         row = {"tokens": tokens, "num_prompt": len(tokens) - len(mu), "is_response": [x > 0 for x in mask]}
         if experts is not None:
-            row["experts_mu"] = experts[b][is_there][:-1]  # the last token is never an input
-            if filled is not None:
-                is_filler = filled[b][is_there][:-1].bool()[:, None, None]
-                # Signed: the dump's own type may hold no -1.
-                row["experts_mu"] = torch.where(is_filler, -1, row["experts_mu"].to(torch.int16))
+            ids = experts[b][is_there][:-1]  # the last token is never an input
+            is_filler = _is_zero(ids) if filled is None else filled[b][is_there][:-1].bool()
+            # Signed: the dump's own type may hold no -1.
+            row["experts_mu"] = torch.where(is_filler[:, None, None], -1, ids.int()) if is_filler.any() else ids
         yield row | {"logp_mu": mu, "logp_old": old}
+
+
+def _is_zero(ids: Tensor) -> Tensor:
+    """Rows whose every slot is 0, which no router chooses: two slots never have one expert; a single one may."""
+    return (ids == 0).flatten(1).all(1) if ids.shape[2] > 1 else torch.zeros(len(ids), dtype=torch.bool)
 
 
 FORMAT = Format(

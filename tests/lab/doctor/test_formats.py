@@ -241,6 +241,34 @@ def test_skyrls_fillers_are_no_routes(tmp_path: Path) -> None:
     assert torch.equal(dump.trace.experts_mu[~is_filler], whole.experts_mu[~is_filler])
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_zeros_without_skyrls_mask_are_no_routes(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Release 0.3.0 has no mask, and zeros on observations: -1 in ours, every other row as it was."""
+    whole = load_dump(path := dumps.skyrl(tmp_path, WHOLE)).trace
+    content = torch.load(path)
+    del content["router_padding_mask"]
+    experts = content["rollout_expert_indices"].to(dtype)
+    experts[:, -3] = 0
+    torch.save(content | {"rollout_expert_indices": experts}, path)
+    trace = load_dump(path).trace
+    assert whole.experts_mu is not None and trace.experts_mu is not None
+    is_filler = (trace.experts_mu == -1).all(-1).all(-1)
+    assert int(is_filler.sum()) == len(WHOLE)
+    assert torch.equal(trace.experts_mu[~is_filler], whole.experts_mu[~is_filler])
+
+
+def test_one_slot_of_expert_0_is_skyrls_own_choice(tmp_path: Path) -> None:
+    """With one expert per token zeros may be routes, so nothing is taken out."""
+    content = torch.load(path := dumps.skyrl(tmp_path, WHOLE))
+    del content["router_padding_mask"]
+    experts = content["rollout_expert_indices"][..., -1:].clone()
+    experts[:, -3] = 0
+    torch.save(content | {"rollout_expert_indices": experts}, path)
+    trace = load_dump(path).trace
+    assert trace.experts_mu is not None and int((trace.experts_mu == 0).sum()) >= len(WHOLE)
+    assert not (trace.experts_mu == -1).any()
+
+
 def test_old_goes_with_rows(tmp_path: Path) -> None:
     """A rollout dump of slime lacks old, and no `--old` brings it: the line says so."""
     samples = [{"tokens": [1, 2, 3], "response_length": 2, "rollout_log_probs": [-1.0, -1.0]}]
