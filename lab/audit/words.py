@@ -55,9 +55,12 @@ def headline(frame: pd.DataFrame) -> str:
     each = _by_objective(found, "direction_bias" if is_finite else "bias")
     if len(each) < 2:
         return f"How far {', '.join(distinct(found, 'objective'))} is from the true gradient"
-    least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
-    nearest = f"nearest to the true gradient{' in direction' if is_finite else ''}"
-    return f"Of {len(each)} objectives, {least} is {nearest} and {most} furthest from it."
+    (least, _), (most, _) = _ends(each)
+    truth = f"to the true gradient{' in direction' if is_finite else ''}"
+    if len(least) == len(each):
+        return f"The {len(each)} objectives are equally near {truth}."
+    are = "is" if len(least) == 1 else "are"
+    return f"Of {len(each)} objectives, {_named(least)} {are} nearest {truth} and {_named(most)} furthest from it."
 
 
 def _comparable(found: pd.DataFrame) -> pd.DataFrame:
@@ -88,11 +91,11 @@ def _ranking(found: pd.DataFrame, everything: pd.DataFrame) -> str:
         each = _by_objective(found, name)
         if not each:  # gradients of 0 have no direction
             continue
-        least, most = min(each, key=each.__getitem__), max(each, key=each.__getitem__)
-        said.append(
-            f"the {words} is least with {least} ({number(tidy(each[least]))}) and most with {most} "
-            f"({number(tidy(each[most]))})"
-        )
+        (least, low), (most, high) = _ends(each)
+        if len(least) == len(each):
+            said.append(f"the {words} is {low} with {_named(least)}")
+        else:
+            said.append(f"the {words} is least with {_named(least)} ({low}) and most with {_named(most)} ({high})")
     words = "; ".join(said)
     left = [one for one in distinct(everything, "objective") if one not in set(found["objective"])]
     others = f", without {listed(left)}, which have other cases" if left else ""
@@ -115,9 +118,25 @@ def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:
     best = []
     for n in sample_sizes(frame):
         each = _by_objective(found, error_column(n))
-        least = min(each, key=each.__getitem__)
-        best.append(f"{least} at {n:,} responses ({number(each[least])})")
+        (least, low), _ = _ends(each)
+        best.append(f"{_named(least)} at {n:,} responses ({low})")
     return f"Lowest error, bias and variance together: {', '.join(best)}."
+
+
+def _ends(each: dict[str, float]) -> tuple[tuple[list[str], str], tuple[list[str], str]]:
+    """The objectives of the least and of the largest number, each end with its number as printed.
+
+    Objectives whose numbers print alike stand at the same end: a bound that never binds changes nothing but the name.
+    """
+    shown = {name: number(tidy(value)) for name, value in each.items()}
+    low, high = (shown[end(each, key=each.__getitem__)] for end in (min, max))
+    least, most = ([name for name in each if shown[name] == value] for value in (low, high))
+    return (least, low), (most, high)
+
+
+def _named(objectives: list[str]) -> str:
+    """The names, or how many they are."""
+    return listed(objectives) if len(objectives) <= 3 else f"{len(objectives)} objectives"
 
 
 def _by_objective(found: pd.DataFrame, name: str) -> dict[str, float]:

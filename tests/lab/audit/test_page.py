@@ -43,6 +43,27 @@ def test_the_summary_is_computed(config: AuditConfig, frame: pd.DataFrame) -> No
     assert headline(infinite).startswith("Of 4 objectives, sequence is nearest to the true gradient and ")
 
 
+def test_equal_objectives_share_their_place(config: AuditConfig, frame: pd.DataFrame) -> None:
+    """A bound that never binds changes a name alone: both names stand at that end, or none is called nearest."""
+
+    def beside(name: str, wanted: list[str]) -> pd.DataFrame:
+        kept = where(frame, frame["objective"].isin(wanted))
+        twin = where(kept, kept["objective"] == name).assign(objective="twin")
+        return pd.concat([kept, twin])
+
+    plain = config.model_copy(update={"compare": None})
+    three = beside("sequence", ["sequence", "grpo"])
+    truth = "to the true gradient in direction"
+    assert headline(three) == f"Of 3 objectives, sequence and twin are nearest {truth} and grpo furthest from it."
+    ranking, errors, *_ = sentences(plain, three)
+    assert "least with sequence and twin (" in ranking and "sequence and twin at " in errors
+    pair = beside("grpo", ["grpo"])
+    assert headline(pair) == f"The 2 objectives are equally near {truth}."
+    assert re.match(
+        r"The bias is \S+ with grpo and twin; the bias that no rescaling removes is ", sentences(plain, pair)[0]
+    )
+
+
 def test_objectives_are_ranked_by_the_cases_that_they_share(config: AuditConfig, frame: pd.DataFrame) -> None:
     """Biases of 1 in cases that another objective lacks make nobody worse; one without a shared case is left out."""
     alone = where(frame, frame["policy"].str.startswith("bigram"))
