@@ -223,7 +223,8 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
     """Shows `draw(first choice, first choice, ...)` under one selector per name; a changed selector redraws it.
 
     Numbers get a slider in ascending order, anything else a menu. Returns the selectors by name. The figure is a plain
-    cell output: without a kernel it stays at the first choices. Raises ValueError for a name without choices.
+    cell output: without a kernel it stays at the first choices. Where `draw` raises ValueError for later choices, its
+    words take the figure's place. Raises ValueError for a name without choices.
     """
     from IPython.display import display
     from ipywidgets import Dropdown, HBox, Layout, SelectionSlider
@@ -249,7 +250,10 @@ def dials(draw: Callable[..., go.Figure], choices: Mapping[str, Sequence[Any]]) 
         raise ValueError("dials: expected a notebook's kernel to show a figure in, got plain Python")
 
     def redraw(_: object) -> None:
-        bundle = drawn()
+        try:
+            bundle = drawn()
+        except ValueError as error:  # raised here it would reach no cell, and the last figure would stay
+            bundle = _figure(str(error), "", "")._repr_mimebundle_()
         # JupyterLab's plotly renderer ignores a second figure in its place; an empty text removes the first one.
         handle.update({"text/plain": ""}, raw=True)
         handle.update(bundle, raw=True)

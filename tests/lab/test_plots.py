@@ -123,25 +123,34 @@ def test_mistakes_are_named() -> None:
 
 @pytest.mark.slow
 def test_dials_redraw_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first choices are drawn as a plain output; turning a selector changes that output and adds no other."""
+    """The first choices are drawn as a plain output; turning a selector changes that output and adds no other.
+
+    So does a choice that cannot be drawn: the words of its ValueError take the place of the last figure.
+    """
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     draw = """
 from lab.plots import dials, lines
-draw = lambda kind, T: lines({kind: {T: 1.0}}, title="", x="", y="")
+def draw(kind, T):
+    if (kind, T) == ("a", 2):
+        raise ValueError("expected a T above 2")
+    return lines({kind: {T: 1.0}}, title="drawn", x="", y="")
 selectors = dials(draw, {"kind": ["b", "a"], "T": [4, 2, 8]})
 print([label for label, _ in selectors["T"].options], selectors["T"].value)
 """
     cells = [
         nbformat.v4.new_code_cell(source)
-        for source in (draw, "selectors['T'].value = 8; selectors['kind'].value = 'a'")
+        for source in (draw, "selectors['T'].value = 8; selectors['kind'].value = 'a'", "selectors['T'].value = 2")
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(Path(__file__).parents[2])}})
     with client.setup_kernel():
-        for place, expected in enumerate((("b", [4]), ("a", [8]))):
+        for place, (title, expected) in enumerate(
+            (("drawn", [("b", [4])]), ("drawn", [("a", [8])]), ("expected a T above 2", []))
+        ):
             client.execute_cell(notebook.cells[place], place)
             outputs = [out for cell in notebook.cells for out in cell.outputs]
-            drawn = [out["data"][PLOTLY]["data"][0] for out in outputs if PLOTLY in out.get("data", {})]
-            assert [(trace["name"], trace["x"]) for trace in drawn] == [expected]
+            (drawn,) = (out["data"][PLOTLY] for out in outputs if PLOTLY in out.get("data", {}))
+            assert drawn["layout"]["title"]["text"] == title
+            assert [(trace["name"], trace["x"]) for trace in drawn["data"]] == expected
             assert "['2', '4', '8'] 4" in notebook.cells[0].outputs[-1]["text"]
