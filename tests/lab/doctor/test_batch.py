@@ -204,6 +204,33 @@ def test_nemo_rls_callback_logs_the_clues(monkeypatch: pytest.MonkeyPatch) -> No
     assert logged == ["train_data_step7.jsonl", ("doctor", 7, pytest.approx(SEEN["k3_kl"])), "val_data_step7.jsonl"]
 
 
+def test_openrlhfs_callback_logs_the_clues() -> None:
+    """Each micro-batch's own log gets every clue of all responses, on each of its samples; without mu none.
+
+    As in OpenRLHF, sequences are padded on the right, and masks and log-probabilities begin with the second token.
+    """
+
+    class RemoteExperienceMaker:
+        def make_experience(self, samples_list: list[Any]) -> list[Any]:
+            return samples_list
+
+    def samples(rows: slice, **changes: Any) -> SimpleNamespace:
+        fields = {"action_mask": "is_response", "rollout_log_probs": "logp_mu", "action_log_probs": "logp_old"}
+        parts = {theirs: padded([row[1:] for row in whole(ours)[rows]], 0) for theirs, ours in fields.items()}
+        tokens = padded(column("tokens")[rows], 9)
+        return SimpleNamespace(sequences=tokens, info={"kl": torch.zeros(len(tokens))}, **(parts | changes))
+
+    names = {"RemoteExperienceMaker": RemoteExperienceMaker, "torch": torch}
+    exec(code("how-to/watch-the-mismatch.md", "OpenRLHF"), names)
+    made = RemoteExperienceMaker().make_experience([samples(slice(0, 2)), samples(slice(2, None))])
+    for batch in made:
+        assert batch.info["kl"].shape == batch.info["doctor/k3_kl"].shape == batch.sequences.shape[:1]
+        assert batch.info["doctor/k3_kl"].tolist() == pytest.approx([SEEN["k3_kl"]] * len(batch.sequences))
+        assert batch.info["doctor/num_tokens"][0] == SEEN["num_tokens"]
+    (silent,) = RemoteExperienceMaker().make_experience([samples(slice(0, 2), rollout_log_probs=None)])
+    assert set(silent.info) == {"kl"}
+
+
 def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of docs/doctor.md write a step's batch, and the doctor reads the same tokens and log-probabilities."""
     trl(monkeypatch, args=SimpleNamespace(output_dir=str(tmp_path)), state=SimpleNamespace(global_step=7))
