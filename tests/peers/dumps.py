@@ -190,7 +190,8 @@ def miles(checkout: Path, to: Path) -> None:
                         loss_mask=[1] * len(row["logp_mu"]), rollout_log_probs=row["logp_mu"])
         for b, row in enumerate(WHOLE)
     ]  # fmt: skip
-    found["save_dashboard_columns"](samples, to / "dashboard_columns" / "rollout_12.parquet")
+    found["save_dashboard_columns"](samples, path := to / "dashboard_columns" / "rollout_12.parquet")
+    assert path.is_file(), "expected polars, without which miles writes no columns: pip install polars"
 
 
 def slime(checkout: Path, to: Path) -> None:
