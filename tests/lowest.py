@@ -14,7 +14,7 @@ from packaging.version import Version
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 EXTRAS = ("dev", "data", "reproduce")
-"""What the core's tests need."""
+"""The optional dependencies of the core's tests."""
 
 
 def lowest(text: str, extras: tuple[str, ...] = EXTRAS) -> dict[str, str]:
