@@ -27,6 +27,9 @@ from lab.audit.table import (
 )
 from lab.report.style import listed, number
 
+NEAR = 1.02
+"""Medians that differ by no larger factor count as equal, as in the league table (docs/league.md)."""
+
 
 def group_words(group: str, baseline: str) -> str:
     """The group in words."""
@@ -58,7 +61,7 @@ def headline(frame: pd.DataFrame) -> str:
     (least, _), (most, _) = _ends(each)
     truth = f"to the true gradient{' in direction' if is_finite else ''}"
     if len(least) == len(each):
-        return f"The {len(each)} objectives are equally near {truth}."
+        return f"The {len(each)} objectives are equally near {truth} (within {NEAR - 1:.0%})."
     are = "is" if len(least) == 1 else "are"
     return f"Of {len(each)} objectives, {_named(least)} {are} nearest {truth} and {_named(most)} furthest from it."
 
@@ -93,7 +96,7 @@ def _ranking(found: pd.DataFrame, everything: pd.DataFrame) -> str:
             continue
         (least, low), (most, high) = _ends(each)
         if len(least) == len(each):
-            said.append(f"the {words} is {low} with {_named(least)}")
+            said.append(f"the {words} is {low if low == high else f'{low} to {high}'} with {_named(least)}")
         else:
             said.append(f"the {words} is least with {_named(least)} ({low}) and most with {_named(most)} ({high})")
     words = "; ".join(said)
@@ -124,14 +127,16 @@ def _errors(frame: pd.DataFrame, found: pd.DataFrame) -> str:
 
 
 def _ends(each: dict[str, float]) -> tuple[tuple[list[str], str], tuple[list[str], str]]:
-    """The objectives of the least and of the largest number, each end with its number as printed.
+    """The objectives of the least and of the largest number, each end with that number as printed.
 
-    Objectives whose numbers print alike stand at the same end: a bound that never binds changes nothing but the name.
+    Within NEAR of an end they stand at it, too: no few random policies rank them.
     """
-    shown = {name: number(tidy(value)) for name, value in each.items()}
-    low, high = (shown[end(each, key=each.__getitem__)] for end in (min, max))
-    least, most = ([name for name in each if shown[name] == value] for value in (low, high))
-    return (least, low), (most, high)
+    values = {name: tidy(value) for name, value in each.items()}
+    low, high = min(values.values()), max(values.values())
+    least = [name for name, value in values.items() if value <= low * NEAR]
+    far = [name for name, value in values.items() if value * NEAR >= high]
+    most = far if high <= low * NEAR else [name for name in far if name not in least]
+    return (least, number(low)), (most, number(high))
 
 
 def _named(objectives: list[str]) -> str:

@@ -233,14 +233,14 @@ class Dumped(GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         names = ["prompt_ids", "prompt_mask", "completion_ids", "completion_mask"]
         names += ["sampling_per_token_logps", "old_per_token_logps"] + ["tool_mask"] * ("tool_mask" in batch)
-        if all(name in batch for name in names):
+        if self.model.training and all(name in batch for name in names):
             with open(f"{self.args.output_dir}/trl_engines_{self.state.global_step}.jsonl", "a") as file:
                 for values in zip(*(batch[name].tolist() for name in names), strict=True):
                     file.write(json.dumps(dict(zip(names, values, strict=True))) + "\\n")
         return batch
 ```
 
-With several processes each writes a part of the step: add the process to the file's name
+Before a run is resumed, delete the files of the steps that it will repeat. With several processes each writes a part of the step: add the process to the file's name
 (`_{self.accelerator.process_index}`) and pass all files to the doctor.
 
 ### What to add to verl

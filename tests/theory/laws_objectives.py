@@ -190,7 +190,8 @@ class RegionRow:
 
     `scored`: the value is weight times log pi, so that all of the weight is stopped. `signed`: A decides which bound
     can bind. `divergence`: bounds are on probabilities, not on ratios. `bounded` where there are bounds at all,
-    `whole` where a token's term depends on its whole response even without them.
+    `binds` which of the two can bind, above and below; `whole` where a token's term depends on its whole response even
+    without them.
     """
 
     tight: Any
@@ -201,6 +202,7 @@ class RegionRow:
     signed: bool = True
     divergence: bool = False
     bounded: bool = True
+    binds: tuple[bool, bool] = (True, True)
     whole: bool = False
 
 

@@ -14,7 +14,7 @@ from lab.audit import AuditConfig, medians
 from lab.audit.config import CompareBlock
 from lab.audit.page import render
 from lab.audit.study import study
-from lab.audit.table import at_longest, at_middle, ratios, tidy, where
+from lab.audit.table import at_longest, at_middle, numbers, ratios, tidy, where
 from lab.audit.words import headline, sentences
 from lab.config.load import to_yaml
 from lab.report.style import number
@@ -58,10 +58,23 @@ def test_equal_objectives_share_their_place(config: AuditConfig, frame: pd.DataF
     ranking, errors, *_ = sentences(plain, three)
     assert "least with sequence and twin (" in ranking and "sequence and twin at " in errors
     pair = beside("grpo", ["grpo"])
-    assert headline(pair) == f"The 2 objectives are equally near {truth}."
+    assert headline(pair) == f"The 2 objectives are equally near {truth} (within 2%)."
     assert re.match(
         r"The bias is \S+ with grpo and twin; the bias that no rescaling removes is ", sentences(plain, pair)[0]
     )
+
+
+def test_within_two_percent_nobody_is_furthest(frame: pd.DataFrame) -> None:
+    """A twin whose bias is 1.9% larger shares its end, one of 2.1% does not."""
+    kept = where(frame, frame["objective"].isin(["sequence", "grpo"]))
+    furthest = where(kept, kept["objective"] == "grpo")
+    bias = numbers(furthest, "direction_bias")
+
+    def told(factor: float) -> str:
+        return headline(pd.concat([kept, furthest.assign(objective="twin", direction_bias=bias * factor)]))
+
+    assert told(1.019).endswith(" and grpo and twin furthest from it.")
+    assert told(1.021).endswith(" in direction and twin furthest from it.")
 
 
 def test_objectives_are_ranked_by_the_cases_that_they_share(config: AuditConfig, frame: pd.DataFrame) -> None:

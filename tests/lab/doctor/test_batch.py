@@ -233,11 +233,16 @@ def test_openrlhfs_callback_logs_the_clues() -> None:
 
 def test_trls_hook_writes_a_dump_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of docs/doctor.md write a step's batch, and the doctor reads the same tokens and log-probabilities."""
-    trl(monkeypatch, args=SimpleNamespace(output_dir=str(tmp_path)), state=SimpleNamespace(global_step=7))
+    given = {"args": SimpleNamespace(output_dir=str(tmp_path)), "state": SimpleNamespace(global_step=7)}
+    mode = SimpleNamespace(training=True)
+    trl(monkeypatch, model=mode, **given)
     names: dict[str, Any] = {}
     exec(code("doctor.md", "What to add to TRL"), names)
     names["Dumped"]()._generate_and_score_completions(["old_per_token_logps"])
+    mode.training = False  # in evaluation
+    names["Dumped"]()._generate_and_score_completions([])
     assert not list(tmp_path.iterdir())
+    mode.training = True
     names["Dumped"]()._generate_and_score_completions([])
     dump = load_dump(tmp_path / "trl_engines_7.jsonl")
     assert dump.format == "TRL"
