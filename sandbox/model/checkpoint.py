@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -74,8 +77,8 @@ def save(model: MoE, folder: str | Path, source: Mapping[str, Any] | None = None
 
 def to_hf(model: MoE) -> Iterator[tuple[str, Tensor]]:
     """Copies of the weights under their Hugging Face names, detached and contiguous."""
-    for name, view in _views(model, model.config.shape()).items():
-        yield name, view.detach().clone(memory_format=torch.contiguous_format)
+    for name, view in _views(model).items():
+        yield name, view.clone(memory_format=torch.contiguous_format)
 
 
 @torch.no_grad()
@@ -87,7 +90,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     missing, unexpected, repeated and misshapen weights.
     """
     shape = model.config.shape()
-    views, stacked = _views(model, shape), _stacked_views(model, shape)
+    views, stacked = _views(model), cache(lambda: _stacked_views(model, shape))
     copies: list[tuple[Tensor, Tensor]] = []
     given: dict[str, Tensor] = {}
     seen: set[str] = set()
@@ -100,7 +103,7 @@ def load_hf(model: MoE, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
             continue
         # The name as it stands first: `in_files` would rename the `mlp` of a dense layer too.
         canonical = name if name in views else shape.in_files(name)
-        target, covers = (views[canonical], [canonical]) if canonical in views else stacked.get(canonical, (None, []))
+        target, covers = (views[canonical], [canonical]) if canonical in views else stacked().get(canonical, (None, []))
         if target is None:
             problems["unexpected"].append(name)
         elif seen.intersection(covers):
@@ -128,8 +131,21 @@ def _check_tied(model: MoE, given: dict[str, Tensor]) -> None:
         raise ValueError("lm_head.weight: expected the embeddings (the config ties them), got other values")
 
 
-def _views(model: MoE, shape: ModelShape) -> dict[str, Tensor]:
-    """The view of our parameters behind every Hugging Face name, in its Hugging Face shape."""
+# By model: where its parameters lay, and the views. A hand-over asks twice, of the trainer's model and the engine's.
+_KNOWN: WeakKeyDictionary[MoE, tuple[list[int], dict[str, Tensor]]] = WeakKeyDictionary()
+
+
+def _views(model: MoE) -> dict[str, Tensor]:
+    """The view of our parameters behind every Hugging Face name, in its Hugging Face shape; not to be changed."""
+    # The views hold the memory that they show, so no other parameter can come to lie at its address.
+    places = [tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers())]
+    known = _KNOWN.get(model)
+    if known is None or known[0] != places:
+        known = _KNOWN[model] = places, _made_views(model, model.config.shape())
+    return known[1]
+
+
+def _made_views(model: MoE, shape: ModelShape) -> dict[str, Tensor]:
     outer = {"embedding": model.embedding.data, "norm": model.norm.data}
     views = _bound(shape.outer(), outer if model.head is None else outer | {"head": model.head.data})
     layers: Any = model.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -96,13 +97,19 @@ class ModelConfig:
 
     def shape(self) -> ModelShape:
         """This model as a Hugging Face config states it, under the public architecture that computes exactly this."""
-        has_bias = self.gate.score == "sigmoid" and bool(self.moe_layers)
-        shape = ModelShape("", **{name: getattr(self, name) for name in _SHARED}, has_selection_bias=has_bias)
-        return replace(shape, family=family_of(shape))
+        return _shape_of(self)
 
 
 # No Hugging Face config states the scale of the first weights.
 _SHARED = tuple(field.name for field in fields(ModelConfig) if field.name != "init_std")
+
+
+# `family_of` tries one architecture after the other, a millisecond, and every hand-over asks.
+@lru_cache
+def _shape_of(config: ModelConfig) -> ModelShape:
+    has_bias = config.gate.score == "sigmoid" and bool(config.moe_layers)
+    shape = ModelShape("", **{name: getattr(config, name) for name in _SHARED}, has_selection_bias=has_bias)
+    return replace(shape, family=family_of(shape))
 
 
 def config_of(shape: ModelShape) -> ModelConfig:

@@ -110,6 +110,20 @@ def test_stacked_experts_are_taken(folders, shape):
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), other.parameters(), strict=True))
 
 
+def test_weights_that_have_moved_are_found():
+    """to_hf and load_hf remember where weights lie; they see those of a model whose memory is another since."""
+    model, other = (MoE(CONFIGS["wide"], stream(seed, "moved")) for seed in (0, 1))
+    first = dict(to_hf(model))
+    for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.data = value.data.clone()
+    assert all(torch.equal(tensor, dict(to_hf(other))[name]) for name, tensor in to_hf(model))
+    model.to(torch.float64).to(torch.float32)
+    load_hf(model, first.items())
+    assert all(torch.equal(tensor, first[name]) for name, tensor in to_hf(model))
+    original = MoE(CONFIGS["wide"], stream(0, "moved"))
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), original.parameters(), strict=True))
+
+
 def test_sharded_folder_opens(folders, tmp_path):
     """A folder of several safetensors files with an index gives the same weights as the single file."""
     whole = load_file(folders["mixtral"] / "model.safetensors")
