@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.model.config import ModelConfig
@@ -150,6 +150,11 @@ class Buffers:
     experts_BWLK: Tensor | None
     features: FeatureLog | None = None
     top: TopLog | None = None
+
+    def end(self, ended: Int[Tensor, " _"], length: int, has_stopped: Bool[Tensor, " _"]) -> None:
+        """Ends these responses after `length` tokens; `has_stopped`: the last one is an end token."""
+        self.lengths_B[ended] = length
+        self.has_stopped_B[ended] = has_stopped
 
     def cut(self, running: Int[Tensor, " _"], length: int) -> None:
         """Ends these responses, whose call is over, after `length` tokens."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, PassRecorder, empty_buffers
@@ -113,7 +113,7 @@ class SandboxEngine:
     def _generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> Rollouts:
         G, T = sampling.num_responses, sampling.max_tokens
         B = len(prompts) * G
-        draws_BT, limits_B = _draws(sampling, B)
+        draws_AT, limits_A = _draws(sampling, B)
         numerics = self.numerics(sampling.seed)
         switch = None if self.stale is None else self.stale.switch_position(T)
         keeps_features, num_top = sampling.num_features > 0, sampling.num_top
@@ -122,11 +122,11 @@ class SandboxEngine:
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         # After a switch the KV cache has keys of the newest weights: the prefix cache holds those of `self.model`.
         prefixes = None if switch is not None else self.prefixes
-        model, active_A, running_A = self.model, torch.arange(B), torch.ones(B, dtype=torch.bool)
+        model, active_A, running_A, num_running = self.model, torch.arange(B), torch.ones(B, dtype=torch.bool), B
         for t in range(T):
             drawn_AV = self.drawn(logits_AV, sampling.scored_temperature)
             is_greedy = sampling.temperature == 0
-            tokens_A = drawn_AV.argmax(-1) if is_greedy else self._sample(drawn_AV, draws_BT[active_A, t])
+            tokens_A = drawn_AV.argmax(-1) if is_greedy else self._sample(drawn_AV, draws_AT[:, t])
             logits_AV = self.scored(logits_AV, sampling.scored_temperature)
             # Ended rows are written too; `rollouts_of` reads each response only up to its length.
             buffers.tokens_BT[active_A, t] = tokens_A
@@ -135,21 +135,26 @@ class SandboxEngine:
             buffers.logp_BT[active_A, t] = logp_AV.gather(-1, tokens_A[:, None])[:, 0]
             if buffers.top is not None:
                 buffers.top.add(active_A, logp_AV)
-            was_running_A, running_A = running_A, self._advance(running_A, tokens_A, t, limits_B, active_A, buffers)
-            num_running = int(running_A.sum())
-            open_groups.end(active_A[was_running_A & ~running_A].tolist())
+            is_end_A = sum((tokens_A == stop for stop in self.stop_tokens), torch.zeros_like(running_A))
+            was_running_A, running_A = running_A, running_A & ~is_end_A & (limits_A > t + 1)
+            # Nothing ends at most positions.
+            if (left := int(running_A.sum())) < num_running:
+                num_running, ended_E = left, (was_running_A & ~running_A).nonzero()[:, 0]
+                buffers.end(active_A[ended_E], t + 1, is_end_A[ended_E])
+                open_groups.end(active_A[ended_E].tolist())
             if num_running == 0 or open_groups.are_enough_complete:
                 buffers.cut(active_A[running_A], t + 1)
                 break
             # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
-            is_full = int(cache.lengths_B.max()) == self.model.config.max_positions
+            has_ended, most = num_running < len(active_A), self.model.config.max_positions
+            is_full = has_ended and int(cache.lengths_B.max()) == most
             if is_full or num_running <= (1 - DROP_AT) * len(active_A):
                 # Before finished rows leave the KV cache: later turns need their keys, values and routes.
                 if prefixes is not None:
                     prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
-                running_A = running_A[kept]
+                running_A, draws_AT, limits_A = running_A[kept], draws_AT[kept], limits_A[kept]
             # This iteration's decoding step gives the logits of position t + 1.
             if t + 1 == switch:
                 own = [prompts[b // G] for b in active_A.tolist()]
@@ -208,19 +213,6 @@ class SandboxEngine:
             scored_AV = defect.scored(scored_AV, logits_AV, temperature)
         return scored_AV
 
-    def _advance(
-        self, running_A: Tensor, tokens_A: Tensor, t: int, limits_B: Tensor, active_A: Tensor, buffers: Buffers
-    ) -> Bool[Tensor, " A"]:
-        """The responses that continue after their token t; records the lengths and ends of those that do not."""
-        goes_on_A = running_A & (t + 1 < limits_B[active_A])
-        is_end_A = sum((tokens_A == stop for stop in self.stop_tokens), torch.zeros_like(running_A))
-        goes_on_A &= ~is_end_A
-        ended = (running_A & ~goes_on_A).nonzero()[:, 0]
-        if len(ended) > 0:
-            buffers.lengths_B[active_A[ended]] = t + 1
-            buffers.has_stopped_B[active_A[ended]] = is_end_A[ended]
-        return goes_on_A
-
     def _switched(
         self, cache: KVCache, prompts: Sequence[Prompt], active_A: Tensor, buffers: Buffers, numerics: Numerics
     ) -> tuple[MoE, KVCache]:
@@ -245,8 +237,8 @@ class SandboxEngine:
     ) -> Float[Tensor, "A V"]:
         """The logits after these tokens, one per row; their routes go to the buffers."""
         recorder = PassRecorder(buffers.features is not None)
-        # Before the pass, which moves the lengths on by one.
-        positions_A = cache.lengths_B.clone()
+        # Before the pass, which gives the cache a new tensor of lengths.
+        positions_A = cache.lengths_B
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
         buffers.store(recorder, active_A, positions_A)
         return model.logits(hidden_ASD[:, 0], numerics=numerics)

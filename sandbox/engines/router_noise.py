@@ -22,6 +22,12 @@ class _Noise(Numerics):
     def router_logits(self, layer_number: int, logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
         return logits_NE + self.std * torch.randn(logits_NE.shape, generator=self.generator, dtype=logits_NE.dtype)
 
+    def router_noise(self, num_layers: int, num_rows: int, num_experts: int) -> Float[Tensor, "L N E"]:
+        noise_LNE = torch.empty(num_layers, num_rows, num_experts)
+        for noise_NE in noise_LNE:  # one draw of all layers would be other numbers
+            torch.randn(num_rows, num_experts, generator=self.generator, out=noise_NE)
+        return noise_LNE.mul_(self.std)
+
 
 class RouterNoise(Defect):
     """Independent noise of standard deviation `std` on every router logit, drawn from the generate call's stream.

@@ -54,6 +54,13 @@ class Numerics:
         """The router logits of decoder layer `layer_number`, as the engine's top-k sees them."""
         return logits_NE
 
+    def router_noise(self, num_layers: int, num_rows: int, num_experts: int) -> Float[Tensor, "L N E"] | None:
+        """The float32 numbers that `router_logits` adds in the MoE layers of one pass, from the same draws.
+
+        None, without a draw, where it must be called, as it is by default. With them a whole pass stops at no layer.
+        """
+        return None
+
     def logits(self, logits_NV: Float[Tensor, "N V"]) -> Float[Tensor, "N V"]:
         """The next-token logits, as the engine's sampler sees them."""
         return logits_NV
@@ -110,6 +117,11 @@ class _Chain(Numerics):
         for part in self.parts:
             logits_NE = part.router_logits(layer_number, logits_NE)
         return logits_NE
+
+    def router_noise(self, num_layers: int, num_rows: int, num_experts: int) -> Tensor | None:
+        asked = [part for part in self.parts if type(part).router_logits is not Numerics.router_logits]
+        # The sum of several is another number than each added after the other.
+        return asked[0].router_noise(num_layers, num_rows, num_experts) if len(asked) == 1 else None
 
     def logits(self, logits_NV: Tensor) -> Tensor:
         for part in self.parts:

@@ -75,6 +75,7 @@ class CompiledPasses:
         self._sizes = _sizes(model, *self._tables)
         self._head_VD = model.embedding if model.head is None else model.head
         self._head = pack(self._head_VD, transposed=True)
+        self._rounding: Rounding | None = None
 
     def forward(
         self,
@@ -87,7 +88,7 @@ class CompiledPasses:
         """All layers and the last norm. `x_BSD`, the embedded tokens, is overwritten; positions are the cache's slots.
 
         A `NaturalRecorder` takes the routes of all layers in one call, and NaturalRouting none; any other routing is
-        called layer by layer, as are numerics with a hook for router logits.
+        called layer by layer, as are numerics with a hook for router logits, unless they state its `router_noise`.
         """
         rounding = numerics.rounding()
         assert rounding is not None, "these numerics do not state their rounding"
@@ -105,8 +106,11 @@ class CompiledPasses:
         batch = _BatchStruct(B, S, k.shape[3], k.stride(1), positions_BS.data_ptr())
         recorder = routing if isinstance(routing, NaturalRecorder) else None
         is_natural = recorder is not None or isinstance(routing, NaturalRouting)
-        if is_natural and not rounding.asks_router:
-            self._natural(x_ND, batch, rounding, k, v, by_layer, recorder)
+        noise = None
+        if is_natural and rounding.asks_router:
+            noise = numerics.router_noise(len(config.moe_layers), B * S, config.num_experts)
+        if is_natural and (noise is not None or not rounding.asks_router):
+            self._natural(x_ND, batch, rounding, k, v, by_layer, recorder, noise)
         else:
             asked = None if is_natural else routing
             self._routed(x_ND, batch, rounding, k, v, by_layer, asked, recorder, numerics)
@@ -119,6 +123,12 @@ class CompiledPasses:
         # The head is none of the large products, so its input has the steps of the others.
         return product_of(rounded(plain(hidden_ND), rounding.other_inputs), self._head, None, self._head_VD.shape[0])
 
+    def _address_of(self, rounding: Rounding) -> int:
+        # By identity: the steps of a generate call are one object, and a hash of them takes as long as a small product.
+        if self._rounding is not rounding:
+            self._rounding, self._steps = rounding, address_of(rounding)
+        return self._steps
+
     def _natural(
         self,
         x_ND: Tensor,
@@ -128,6 +138,7 @@ class CompiledPasses:
         v: Tensor,
         by_layer: int,
         recorder: NaturalRecorder | None,
+        noise: Tensor | None,
     ) -> None:
         (N, D), config = x_ND.shape, self._model.config
         L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
@@ -138,8 +149,8 @@ class CompiledPasses:
         # Weights of one layer at a time: the next layer overwrites them, as no recorder takes them.
         ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
         at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
-        keys = k.data_ptr(), v.data_ptr(), by_layer
-        library()("fo_forward", *at, address_of(rounding), *keys, x_ND, keeps, hidden, logits, ids, weights)
+        how = self._address_of(rounding), k.data_ptr(), v.data_ptr(), by_layer
+        library()("fo_forward", *at, *how, x_ND, keeps, noise, hidden, logits, ids, weights)
         if recorder is not None:
             recorder.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
 
@@ -155,7 +166,7 @@ class CompiledPasses:
         recorder: NaturalRecorder | None,
         numerics: Numerics,
     ) -> None:
-        (N, D), model, call, rounds = x_ND.shape, self._model, library(), address_of(rounding)
+        (N, D), model, call, rounds = x_ND.shape, self._model, library(), self._address_of(rounding)
         sizes, size = ctypes.addressof(self._sizes), ctypes.sizeof(_LayerStruct)
         for number, (tensors, _) in enumerate(self._tensors):
             layer = ctypes.addressof(self._layers) + number * size

@@ -85,7 +85,7 @@ class MoE(DecoderWeights):
         Raises ValueError for tokens outside the vocabulary and positions outside the model or the cache.
         """
         positions_BS = self._positions(tokens_BS, cache)
-        x_BSD = F.embedding(tokens_BS, self.embedding)
+        x_BSD = self._embedded(tokens_BS)
         whole = self._whole(numerics)
         if whole is not None:
             # It overwrites x_BSD, which the look-up above has copied from the embeddings.
@@ -124,12 +124,17 @@ class MoE(DecoderWeights):
         # Outside of `held` packed for every pass: weights may have changed in place since the last one.
         return self._held or self._passes()
 
+    def _embedded(self, tokens_BS: Tensor) -> Tensor:
+        try:
+            return F.embedding(tokens_BS, self.embedding)
+        except IndexError:  # torch's look-up checks every id, but names none
+            low, high = (int(v) for v in tokens_BS.aminmax())
+            wrong = low if low < 0 else high
+            raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {wrong}") from None
+
     def _positions(self, tokens_BS: Tensor, cache: KVCache | None) -> Tensor:
-        """The position of each token, (1, S) if all rows begin at 0; checks tokens, positions and cache."""
+        """The position of each token, (1, S) if all rows begin at 0; checks positions and cache."""
         B, S = tokens_BS.shape
-        low, high = (int(v) for v in tokens_BS.aminmax())
-        if low < 0 or high >= self.config.vocab_size:
-            raise ValueError(f"expected token ids in [0, {self.config.vocab_size}), got {low if low < 0 else high}")
         # Without a cache one row for the whole batch: rotations and masks are made once and broadcast.
         first_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
         end = int(first_B.max()) + S
@@ -137,7 +142,7 @@ class MoE(DecoderWeights):
             first = int(first_B.min())
             raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
         if cache is not None:
-            cache.check(B, S)
+            cache.check(B, end)
         return first_B[:, None] + torch.arange(S)
 
     def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:

@@ -36,16 +36,15 @@ class KVCache:
         """The number of tokens that a row can hold."""
         return self.k_LBhCd.shape[3]
 
-    def check(self, B: int, S: int) -> None:
-        """Raises ValueError if S more tokens cannot be written to each of B rows."""
+    def check(self, B: int, end: int) -> None:
+        """Raises ValueError if tokens cannot be written to each of B rows, up to place `end` in the longest."""
         # `write` is in place: it would overwrite what a backward pass needs.
         if torch.is_grad_enabled():
             raise ValueError("expected torch.no_grad() with a cache, got a pass with gradients")
         if self.lengths_B.shape != (B,):
             raise ValueError(f"expected {B} rows in the cache, got {self.lengths_B.shape[0]}")
-        num_tokens = int(self.lengths_B.max()) + S
-        if num_tokens > self.capacity:
-            raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {num_tokens}")
+        if end > self.capacity:
+            raise ValueError(f"expected at most {self.capacity} tokens (capacity), got {end}")
 
     def slots(self, positions_BS: Int[Tensor, "B S"]) -> Int[Tensor, " M"]:
         """The slots that `write` fills: keys, then values, head by head; the same in every layer."""

@@ -253,3 +253,13 @@ def test_numerics_state_what_they_round():
     bf16 = (RoundingStep("bf16"),)
     assert twice == Rounding((*stated.inputs * 2, *bf16), bf16, bf16, stated.kv)
     assert EXACT.rounding() == Rounding()
+
+
+def test_noise_that_is_stated_is_the_hook_s():
+    """`router_noise` has the numbers that the hook adds layer by layer; of two noises, or none, it draws nothing."""
+    made = [RouterNoise(std=0.3).numerics(stream(0, "noise")) for _ in range(3)]
+    stated = compose([ActivationPrecision().numerics(stream(0, "other")), made[0]]).router_noise(2, 3, 5)
+    added = [made[1].router_logits(layer, torch.zeros(3, 5)) for layer in range(2)]
+    assert stated is not None and torch.equal(stated, torch.stack(added))
+    assert compose(made[:2]).router_noise(2, 3, 5) is None and EXACT.router_noise(2, 3, 5) is None
+    assert torch.equal(made[0].router_logits(0, torch.zeros(3, 5)), made[1].router_logits(0, torch.zeros(3, 5)))
