@@ -104,7 +104,7 @@ class SandboxTrainingEngine:
                     logp_top.append(TokenRows.packed(forward.logp_top_BTK.detach(), lengths_b))
                 # Only now is the context closed: leaving it checks that every MoE layer was routed.
                 seen.add(context)
-                self._kept = Kept(rollouts.responses, forward, context) if keeps else None
+                self._kept = Kept(rollouts.responses, forward, plan.source, seen) if keeps else None
         router_scores = RouterFeatures.concat(seen.scores) if seen.scores else None
         top = TokenRows.concat(logp_top) if logp_top else None
         return TokenScores(logp_BT, entropy_BT, *concat_routes(seen), top, router_scores, squares_BT)
@@ -133,7 +133,7 @@ class SandboxTrainingEngine:
         parts: list[tuple[int, dict[str, Tensor]]] = []
         self.optimizer.zero_grad(set_to_none=True)
         for chosen in self._micro_batches(len(rollouts)):
-            with self._with_graph(rollouts, whole, plan, chosen) as (forward, context):
+            with self._with_graph(rollouts, whole, plan, chosen) as (forward, routes):
                 width = forward.logp_BT.shape[1]
                 output = objective(
                     forward.logp_BT,
@@ -151,7 +151,7 @@ class SandboxTrainingEngine:
             logp_pi_BT[chosen[0] : chosen[-1] + 1, :width] = forward.logp_BT.detach()
             value += output.objective.detach()
             parts.append((int(forward.batch.is_response_BT.sum()), output.metrics))
-            seen.add(context)
+            seen.extend(routes)
         metrics = combine_metrics(parts) | {"actor/objective": value.item()}
         metrics |= self._take_step()
         _, natural, features = concat_routes(seen)
@@ -271,14 +271,19 @@ class SandboxTrainingEngine:
     @contextmanager
     def _with_graph(
         self, rollouts: Rollouts, whole: TokenBatch, plan: RoutingPlan, chosen: Sequence[int]
-    ) -> Iterator[tuple[Forward, ReplayContext]]:
-        """A micro-batch's pass with gradients: the kept old pass, or a new one whose context is open until backward."""
+    ) -> Iterator[tuple[Forward, BatchRoutes]]:
+        """A micro-batch's pass with gradients: the kept old pass, or a new one whose context is open until backward.
+
+        Routes are complete once it is left.
+        """
         kept, self._kept = self._kept, None  # a graph serves one backward only
         if kept is not None and kept.serves(rollouts, plan):
-            yield kept.forward, kept.context
+            yield kept.forward, kept.routes
             return
+        routes = BatchRoutes()
         with self._context(whole, plan, chosen) as context:
-            yield forward_pass(self.model, whole.select(chosen), context, self.numerics), context
+            yield forward_pass(self.model, whole.select(chosen), context, self.numerics), routes
+        routes.add(context)
 
     def _context(self, whole: TokenBatch, plan: RoutingPlan, chosen: Sequence[int]) -> ReplayContext:
         num_rows_B = (whole.num_tokens_B[list(chosen)] - 1).tolist()

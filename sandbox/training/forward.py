@@ -44,6 +44,13 @@ class BatchRoutes:
     features: list[RouterFeatures] = field(default_factory=list)
     scores: list[RouterFeatures] = field(default_factory=list)
 
+    def extend(self, others: BatchRoutes) -> None:
+        """Adds those of later micro-batches."""
+        self.used += others.used
+        self.natural += others.natural
+        self.features += others.features
+        self.scores += others.scores
+
     def add(self, context: ReplayContext) -> None:
         """Adds the records of a finished pass; a dense model has none."""
         natural, features, scores = context.natural, context.features, context.scores
@@ -60,20 +67,21 @@ class BatchRoutes:
 
 @dataclass
 class Kept:
-    """An old pass whose graph is kept for the update on the same responses."""
+    """An old pass whose graph is kept for the update on the same responses; `source` is its plan's."""
 
     responses: tuple[Response, ...]
     forward: Forward
-    context: ReplayContext
+    source: str
+    routes: BatchRoutes
 
     def serves(self, rollouts: Rollouts, plan: RoutingPlan) -> bool:
         """Whether a new pass would equal this one: the same responses, both natural, or a replay of its experts."""
         if self.responses is not rollouts.responses:
             return False
         if plan.record is None:
-            return plan.source == self.context.plan.source == "natural"
-        used = self.context.used
-        return used is not None and bool((plan.record.experts == used.experts).all())
+            return plan.source == self.source == "natural"
+        used = self.routes.used
+        return len(used) == 1 and bool((plan.record.experts == used[0].experts).all())
 
 
 def forward_pass(

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from theory.contracts import Prompt, Response, Rollouts, TokenScores
 from theory.metrics import REGISTRY
 from theory.routing import measures, record
+from theory.routing.features import RouterFeatures
 from theory.routing.measures import (
     difference_counts,
+    route_distances,
     route_kl,
     route_tv,
     router_disagreement,
@@ -253,3 +255,19 @@ def test_a_layer_by_itself_is_a_record_of_that_layer(seed: int, num_rows: list[i
             assert found[number] == pytest.approx(router_disagreement(*cut), rel=1e-6)
         else:
             assert number not in found
+
+
+def test_route_distances_of_equal_logits_are_zero_and_of_nothing_known_nan() -> None:
+    """(0, 0) for a router compared with itself, as both measures give; an infinite or undefined logit leaves a nan."""
+
+    def features(logits_FLE: torch.Tensor) -> RouterFeatures:
+        return RouterFeatures(
+            torch.arange(len(logits_FLE)), torch.tensor([0, len(logits_FLE)]), None, logits_FLE, (0, 2)
+        )
+
+    logits = torch.randn(5, 2, 4, generator=stream(0, "equal"))
+    same = features(logits), features(logits.clone())
+    assert route_distances(*same) == (0.0, 0.0) == (route_kl(logits, logits).item(), route_tv(logits, logits).item())
+    for bad in (math.inf, math.nan):
+        logits[3, 1, 2] = bad
+        assert all(math.isnan(distance) for distance in route_distances(features(logits), features(logits.clone())))

@@ -233,6 +233,9 @@ def route_distances(a: RouterFeatures, b: RouterFeatures) -> tuple[float, float]
 
 
 def _kl_and_tv(logits_p_FLE: Float[Tensor, "F L E"], logits_q_FLE: Float[Tensor, "F L E"]) -> Float[Tensor, "F L 2"]:
+    # The same router on the same rows, as in a step of one mini-batch: both are 0, and no softmax is needed to know.
+    if torch.equal(logits_p_FLE, logits_q_FLE) and bool(logits_p_FLE.isfinite().all()):
+        return logits_p_FLE.new_zeros(*logits_p_FLE.shape[:-1], 2, dtype=torch.float64)
     return torch.stack([_kl(logits_p_FLE, logits_q_FLE), _tv(logits_p_FLE, logits_q_FLE)], dim=-1)
 
 
