@@ -153,3 +153,14 @@ def test_a_shape_that_large_and_small_weights_share():
     )
     assert torch.equal(kept[0], stacked[0])
     assert torch.equal(kept[1], round_scaled(stacked[1], "fp8_e4m3", amax_of_rows(stacked[1])))
+
+
+def test_fp8_is_torch_s_cast_and_back():
+    """Of every bfloat16, infinities, NaN and zeros of both signs among them, in float32 and in a transposed float64."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).to(torch.float32).view(256, 256)
+    for x in (every, every.double().t()):
+        clamped = x.clamp(-448, 448)
+        wanted = clamped.to(torch.float8_e4m3fn).to(x.dtype)
+        got = round_fp8_saturating(x)
+        assert got.dtype == x.dtype and torch.equal(got.isnan(), wanted.isnan()) and int(got.isnan().sum()) == 254
+        assert torch.equal(got.nan_to_num(), wanted.nan_to_num()) and torch.equal(got.signbit(), wanted.signbit())
