@@ -75,6 +75,7 @@ class CompiledPasses:
         self._sizes = _sizes(model, *self._tables)
         self._head_VD = model.embedding if model.head is None else model.head
         self._head = pack(self._head_VD, transposed=True)
+        self._norm = plain(model.norm.detach())
         self._rounding: Rounding | None = None
 
     def forward(
@@ -111,10 +112,10 @@ class CompiledPasses:
             noise = numerics.router_noise(len(config.moe_layers), B * S, config.num_experts)
         if is_natural and (noise is not None or not rounding.asks_router):
             self._natural(x_ND, batch, rounding, k, v, by_layer, recorder, noise)
-        else:
-            asked = None if is_natural else routing
-            self._routed(x_ND, batch, rounding, k, v, by_layer, asked, recorder, numerics)
-        return rms_norm(x_ND, self._model.norm, config.norm_eps).view(B, S, D)
+            return x_ND.view(B, S, D)
+        asked = None if is_natural else routing
+        self._routed(x_ND, batch, rounding, k, v, by_layer, asked, recorder, numerics)
+        return rms_norm(x_ND, self._norm, config.norm_eps).view(B, S, D)
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], numerics: Numerics) -> Float[Tensor, "N V"]:
         """The next-token logits of these rows, before the hook `logits`."""
@@ -140,6 +141,7 @@ class CompiledPasses:
         recorder: NaturalRecorder | None,
         noise: Tensor | None,
     ) -> None:
+        """All layers and the last norm, in place."""
         (N, D), config = x_ND.shape, self._model.config
         L, E, K = len(config.moe_layers), config.num_experts, config.experts_per_token
         keeps = L > 0 and recorder is not None and recorder.keep_features
@@ -150,7 +152,7 @@ class CompiledPasses:
         ids, weights = torch.empty(L, N, K, dtype=torch.int64), x_ND.new_empty(N, K)
         at = ctypes.addressof(self._sizes), ctypes.addressof(self._layers), len(self._layers), ctypes.addressof(batch)
         how = self._address_of(rounding), k.data_ptr(), v.data_ptr(), by_layer
-        library()("fo_forward", *at, *how, x_ND, keeps, noise, hidden, logits, ids, weights)
+        library()("fo_forward", *at, *how, self._norm, x_ND, keeps, noise, hidden, logits, ids, weights)
         if recorder is not None:
             recorder.take(ids, hidden[:L] if keeps else None, logits[:L] if keeps else None)
 

@@ -118,12 +118,12 @@ void fo_mlp_half(int64_t threads, const Sizes* sizes, const LayerWeights* layer,
     });
 }
 
-// All layers, naturally routed. Keys and values are (L, ...), `stride` apart per layer; ids (MoE layers, N, K); hidden and
+// All layers, naturally routed, and the last norm. Keys and values are (L, ...), `stride` apart per layer; ids (MoE layers, N, K); hidden and
 // logits (MoE layers, N, .), or one layer's each if `keeps` is 0. `noise` (MoE layers, N, E), or null, is added to the
 // logits. A thread takes its sequences through all layers.
 void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch,
-                const Rounding* rounding, float* keys, float* values, int64_t stride, float* x, int32_t keeps,
-                const float* noise, float* hidden, float* logits, int64_t* ids, float* weights) {
+                const Rounding* rounding, float* keys, float* values, int64_t stride, const float* norm, float* x,
+                int32_t keeps, const float* noise, float* hidden, float* logits, int64_t* ids, float* weights) {
     long N = batch->B * batch->S, D = sizes->D, E = sizes->E, K = sizes->K;
     in_parts(threads, batch->B, sequences_of(threads, *batch), [=](long b, long last) {
         Batch own = of_batch(*batch, b, last);
@@ -139,6 +139,7 @@ void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers,
             mlp_half(*sizes, layer, *rounding, rows, h, chosen, weights + n * K, x + n * D);
             if (layer.router) room++;  // a dense layer's hidden rows are overwritten by the next layer's
         }
+        for (long r = n; r < n + rows; r++) rms_norm(x + r * D, norm, D, sizes->eps, x + r * D);
     });
 }
 
