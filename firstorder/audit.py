@@ -48,6 +48,7 @@ def audit(
     from firstorder.casework import named, write_page
     from lab.audit.records import FILE, PAGE, read
     from lab.config.load import to_yaml
+    from lab.config.naming import naming
     from lab.files import atomic_write
     from lab.strict import ConfigError
 
@@ -59,7 +60,8 @@ def audit(
         return
     if markdown is not None and audit_config.compare is None:
         raise ConfigError("--markdown: expected a config with compare, got none")
-    folder = folder or _run(audit_config, progress)
+    with naming(path, audit_config):
+        folder = folder or _run(audit_config, progress)
     frame = read(folder.path / FILE)
     _show(frame)
     # Only now: the tables need no plotly, and are on the screen before it is imported.

@@ -33,6 +33,7 @@ def calibrate(
     """
     from firstorder.train import split
     from firstorder.worlds import sandbox_run
+    from lab.config.naming import naming
     from lab.doctor.importers import load_trace
     from lab.files import atomic_write
     from lab.markdown import markdown_table
@@ -48,14 +49,15 @@ def calibrate(
     temperature = run_config.algorithm.sampling.temperature
     if known.temperature is not None and known.temperature != temperature:
         raise ConfigError(
-            f"algorithm.sampling.temperature: expected the trace's {known.temperature:g}, got {temperature:g}"
+            f"{path}: algorithm.sampling.temperature: expected the trace's {known.temperature:g}, got {temperature:g}"
         )
     # Slow to import, hence after all checks of the options.
     from sandbox.measure.calibrate import Calibration, target_of
     from sandbox.measure.defect_table import Bench
 
     target = target_of(known)
-    fit = Calibration(Bench(run_config, num_steps=0), target, int(known.is_response.sum())).fit(seeds)
+    with naming(path, run_config):
+        fit = Calibration(Bench(run_config, num_steps=0), target, int(known.is_response.sum())).fit(seeds)
     rows = [(f.name, f"{f.target:.3g}", f"{f.fitted:.3g}", f"{f.residual:+.2f}") for f in fit.figures]
     typer.echo(fit.yaml(), nl=False)
     typer.echo(markdown_table(("figure", "trace", "fit", "log(fit / trace)"), rows), nl=False)

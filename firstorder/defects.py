@@ -40,6 +40,7 @@ def defects(
     """
     from firstorder.train import split
     from firstorder.worlds import sandbox_run
+    from lab.config.naming import naming
     from lab.files import atomic_write
 
     words = [config, *context.args]
@@ -53,14 +54,15 @@ def defects(
 
     chosen = tuple(rung or RUNGS)
     check_rungs(chosen)
-    bench = Bench(run_config)
-    climbed, repeated = [], []
-    for name in chosen:
-        climbed.append(step := bench.rung(name, seeds))
-        typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
-    for name in REPEATED if rung is None else ():
-        repeated.append(step := bench.repeated(name, seeds))
-        typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
+    with naming(path, run_config):
+        bench = Bench(run_config)
+        climbed, repeated = [], []
+        for name in chosen:
+            climbed.append(step := bench.rung(name, seeds))
+            typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
+        for name in REPEATED if rung is None else ():
+            repeated.append(step := bench.repeated(name, seeds))
+            typer.echo(f"{name:<50} k3 {step.metrics['rollout_corr/k3_kl']}", err=True)
     shown = ["--seeds", str(seeds), *(word for name in rung or () for word in ("--rung", name))]
     command = shlex.join(["firstorder", "defects", *words, *shown])
     setting = f"{bench.words}; {seeds} draws of about {climbed[0].num_tokens // seeds:,} tokens per engine."

@@ -38,14 +38,16 @@ def export(
       firstorder export runs/demo-r3 --to runs/trained-model
       firstorder export runs/scaled-demo-bf16-r3 --step 4 --to runs/trained-on-the-cluster
     """
+    from lab.config.naming import naming
     from lab.records import run_folders
 
     # Of a config's file, `run_folders` returns the path itself.
-    config, folder = _opened(run_folders(source)[-1])
-    if config.backend == "scaled":
-        what, written = _of_the_cluster(source, config, folder, step, to)
-    else:
-        what, written = _of_the_sandbox(config, folder, step, to)
+    path, config, folder = _opened(run_folders(source)[-1])
+    with naming(path, config):
+        if config.backend == "scaled":
+            what, written = _of_the_cluster(source, config, folder, step, to)
+        else:
+            what, written = _of_the_sandbox(config, folder, step, to)
     # The path alone on stdout, for scripts.
     typer.echo(f"exported {what}" if written else f"already there: {what}", err=True)
     typer.echo(to)
@@ -83,11 +85,12 @@ def _of_the_cluster(
     return f"the model after step {found} of {folder.path}", written
 
 
-def _opened(path: Path) -> tuple[RunConfig, RunFolder | None]:
-    """The config in a YAML file, or that of a run folder together with the folder."""
+def _opened(path: Path) -> tuple[Path, RunConfig, RunFolder | None]:
+    """A config with its YAML file; of a run folder, its own, together with the folder."""
     from firstorder.worlds import Schemas
     from lab.config.load import load
     from lab.records import RunFolder
 
     folder = RunFolder.open(path) if path.is_dir() else None
-    return load(path if folder is None else folder.path / "config.yaml", [], Schemas()), folder
+    file = path if folder is None else folder.path / "config.yaml"
+    return file, load(file, [], Schemas()), folder

@@ -39,6 +39,7 @@ def filter(
     """
     from firstorder.train import split
     from firstorder.worlds import sandbox_run
+    from lab.config.naming import naming
     from lab.filtering import Band
 
     path, rest = split([config, data, *context.args])
@@ -47,4 +48,5 @@ def filter(
     band = Band(min_pass_rate, max_pass_rate)
     from sandbox.measure.filtering import filter_data
 
-    typer.echo(filter_data(run_config, data, num_samples=samples, band=band, progress=progress).line())
+    with naming(path, run_config):
+        typer.echo(filter_data(run_config, data, num_samples=samples, band=band, progress=progress).line())

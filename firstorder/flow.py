@@ -45,6 +45,7 @@ def flow(
     """
     from firstorder.casework import named, write_page
     from lab.config.load import to_yaml
+    from lab.config.naming import naming
     from lab.files import atomic_write
     from lab.flow.config import load_config
     from lab.flow.records import FILE, PAGE, read
@@ -55,7 +56,8 @@ def flow(
     if print_config:
         typer.echo(to_yaml(flow_config), nl=False)
         return
-    folder = folder or _run(flow_config, progress)
+    with naming(path, flow_config):
+        folder = folder or _run(flow_config, progress)
     frame = read(folder.path / FILE)
     _show(frame)
     # Only now: the tables need no plotly, and are on the screen before it is imported.

@@ -44,21 +44,23 @@ def ladder(
       firstorder ladder configs/demo_scaled/base.yaml --rung bf16 --rung 'bf16, fp8 weights'
     """
     from firstorder.plan import read_config
+    from lab.config.naming import naming
     from lab.files import atomic_write
 
-    _, _, run_config = read_config([config, *context.args])
+    path, _, run_config = read_config([config, *context.args])
     require_folder_of("--out", out)
     require_folder_of("--json", json_file)
     # Slow to import, hence after all checks of the options.
     from scaled.ladder import RUNGS, Rung, climb, markdown
 
     climbed = []
-    for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
-        climbed.append(step)
-        if json_file is not None:
-            rungs = [one.to_json() for one in climbed if isinstance(one, Rung)]
-            atomic_write(json_file, json.dumps(rungs, indent=1) + "\n")
-        typer.echo(f"{step.name:<36} {_told(step)}", err=True)
+    with naming(path, run_config):
+        for step in climb(run_config, seeds, rung or tuple(RUNGS), traces):
+            climbed.append(step)
+            if json_file is not None:
+                rungs = [one.to_json() for one in climbed if isinstance(one, Rung)]
+                atomic_write(json_file, json.dumps(rungs, indent=1) + "\n")
+            typer.echo(f"{step.name:<36} {_told(step)}", err=True)
     table = markdown(climbed)
     typer.echo(table, nl=False)
     if out is not None:

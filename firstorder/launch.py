@@ -49,15 +49,17 @@ def launch(
       firstorder launch configs/scaled/pr2/qwen3_off4.yaml --kind ray --output /shared/runs --out submit.sh
     """
     from firstorder.plan import read_config
+    from lab.config.naming import naming
     from lab.files import atomic_write
     from scaled.launch import Options, script
     from scaled.plan.summary import make_plan, require_fit
 
     _refuse_start_words([config, *context.args], "sbatch" if kind == "slurm" else "bash")
     path, overrides, run_config = read_config([config, *context.args])
-    require_fit(make_plan(run_config, mean_tokens, longest_tokens))
-    # The command's words, not the resolved config: the job reads CONFIG when it starts.
-    text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
+    with naming(path, run_config):
+        require_fit(make_plan(run_config, mean_tokens, longest_tokens))
+        # The command's words, not the resolved config: the job reads CONFIG when it starts.
+        text = script(run_config, path, overrides, kind, Options(partition, account, time, container))
     if out is None:
         typer.echo(text, nl=False)
     else:

@@ -93,6 +93,7 @@ def plan(
       firstorder plan configs/demo_scaled/bf16_r3.yaml --simulate 1 --rates runs/scaled-demo-bf16-r3
     """
     from firstorder.train import is_given
+    from lab.config.naming import naming
     from lab.strict import ConfigError
 
     for name, given in (("--rates", rates), ("--failures", failures)):
@@ -105,12 +106,13 @@ def plan(
             raise ConfigError(f"--dry-run: expected without {name}, got it with it")
     path, overrides, run_config = read_config([config, *context.args])
     tokens = mean_tokens, longest_tokens
-    if search:
-        _search(run_config, [path, *overrides], tokens, as_json)
-    elif simulate is not None:
-        _simulate(run_config, tokens, simulate, failures, rates, as_json)
-    else:
-        _plan(run_config, tokens, dry_run, as_json)
+    with naming(path, run_config):
+        if search:
+            _search(run_config, [path, *overrides], tokens, as_json)
+        elif simulate is not None:
+            _simulate(run_config, tokens, simulate, failures, rates, as_json)
+        else:
+            _plan(run_config, tokens, dry_run, as_json)
 
 
 def _plan(config: ScaledRun, tokens: Tokens, dry_run: bool, as_json: bool) -> None:

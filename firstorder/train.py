@@ -45,6 +45,7 @@ def train(
     """
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml
+    from lab.config.naming import naming
     from lab.interrupts import Interrupted
     from lab.strict import ConfigError
 
@@ -57,24 +58,25 @@ def train(
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
-    run_config = run_config.settled()  # --resume looks for the config that ran
-    folder = _unfinished(run_config) if resume else _resumable(run_config) if resume_if_any else None
+    with naming(path, run_config):
+        run_config = run_config.settled()  # --resume looks for the config that ran
+        folder = _unfinished(run_config) if resume else _resumable(run_config) if resume_if_any else None
 
-    for note in run_config.algorithm.build().notes:
-        typer.echo(f"algorithm.{note}", err=True)
+        for note in run_config.algorithm.build().notes:
+            typer.echo(f"algorithm.{note}", err=True)
 
-    from lab.ending import last_words, write_page
+        from lab.ending import last_words, write_page
 
-    if folder is not None and folder.is_finished:  # killed after its verdict
-        with folder.hold():
-            write_page(folder)
-    else:
-        try:
-            folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
-        except Interrupted as stop:
-            # The same signal, so the same exit code, with the command that continues the run.
-            raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
-    typer.echo("\n".join(last_words(folder)))
+        if folder is not None and folder.is_finished:  # killed after its verdict
+            with folder.hold():
+                write_page(folder)
+        else:
+            try:
+                folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
+            except Interrupted as stop:
+                # The same signal, so the same exit code, with the command that continues the run.
+                raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
+        typer.echo("\n".join(last_words(folder)))
 
 
 def is_given(context: typer.Context, name: str) -> bool:

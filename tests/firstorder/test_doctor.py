@@ -318,4 +318,5 @@ def test_a_fit_at_another_temperature_is_refused(tmp_path: Path, capsys: pytest.
     """`calibrate` samples at the config's temperature, which must be that of the trace: one line names both."""
     path = dumps.lines(tmp_path / "trace.jsonl", [row | {"temperature": 0.5} for row in draw_rows()])
     assert main(["calibrate", str(path), str(CONFIGS / "arithmetic.yaml")]) == 2
-    assert capsys.readouterr().err == "error: algorithm.sampling.temperature: expected the trace's 0.5, got 1\n"
+    field = f"{CONFIGS / 'arithmetic.yaml'}: algorithm.sampling.temperature"
+    assert capsys.readouterr().err == f"error: {field}: expected the trace's 0.5, got 1\n"

@@ -15,6 +15,7 @@ from scaled.plan import layout, summary
 from scaled.plan.day import Chance
 
 CONFIG = "configs/scaled/minirl/n8_r3.yaml"
+FILE = re.escape(f"{CONFIG}: ")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -159,7 +160,7 @@ def test_what_does_not_fit_says_what_to_change(capsys, words, line):
     """A layout that does not divide or fit ends with exit code 2 and one line: field, both numbers, a way out."""
     code, _, err = plan(capsys, *words)
     assert code == 2
-    assert err.count("\n") == 1 and re.fullmatch(f"error: {line}\n", err), err
+    assert err.count("\n") == 1 and re.fullmatch(f"error: {line if line.startswith('--') else FILE + line}\n", err), err
 
 
 def test_each_misfit_has_a_line_with_its_way_out(capsys):
@@ -168,7 +169,8 @@ def test_each_misfit_has_a_line_with_its_way_out(capsys):
         capsys, "--rollout.max_num_seqs", "500", "--training.recompute", "none", "--cluster.gpu", "A100-80GB"
     )
     training, rollout = err.splitlines()
-    assert code == 2 and training.startswith("error: training: ") and rollout.startswith("error: rollout: ")
+    assert code == 2 and training.startswith(f"error: {CONFIG}: training: ")
+    assert rollout.startswith(f"error: {CONFIG}: rollout: ")
     assert re.search(r"; fits with training\.recompute selective \(", training)
     assert re.search(r"; fits with rollout\.max_num_seqs \d+ \([\d.]+ GiB\)", rollout)
     few = ("--training.num_ranks", "4", "--training.expert_parallel", "4", "--rollout.num_engines", "2")

@@ -101,7 +101,7 @@ def test_the_command(capsys, monkeypatch):
     assert main(["plan", CONFIG, "--search", "--json", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
     printed, err = capsys.readouterr()
     assert json.loads(printed)["found"] == []
-    assert err.startswith("error: cluster: expected a layout of its GPUs that fits, got none of ")
+    assert err.startswith(f"error: {CONFIG}: cluster: expected a layout of its GPUs that fits, got none of ")
 
 
 def test_the_command_gives_the_time_that_the_search_listed(capsys):

@@ -274,7 +274,9 @@ def test_a_broken_config_is_not_called_the_tokenizers_fault(
     shutil.copytree(model, broken)
     (broken / "config.json").write_text(text)
     assert main(["filter", "config.yaml", str(data), "--progress", "none", "--model.path", str(broken)]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {broken / 'config.json'}: expected a model's config, got: ")
+    assert capsys.readouterr().err.startswith(
+        f"error: config.yaml: model.path: {broken / 'config.json'}: expected a model's config, got: "
+    )
 
 
 @pytest.mark.parametrize("gone", ["config.yaml", "data/problems.jsonl", "copy/config.json", "copy/tokenizer.json"])
@@ -286,7 +288,8 @@ def test_a_file_that_is_missing_is_named(
     Path(gone).unlink()
     assert main(["filter", "config.yaml", str(data), "--progress", "none", "--model.path", "copy"]) == 2
     err = capsys.readouterr().err
-    assert (err.count("\n") == 1 and err.startswith(f"error: {gone}: ")) or "copy: expected a tokenizer (one of" in err
+    where = f"config.yaml: model.path: {gone}" if gone.startswith("copy") else gone
+    assert (err.count("\n") == 1 and err.startswith(f"error: {where}: ")) or "copy: expected a tokenizer (one of" in err
 
 
 def test_a_response_that_does_not_fit_is_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,6 +230,6 @@ def test_a_model_of_other_tokens_than_the_task_is_refused(more: int, capsys: pyt
     assert isinstance(config, SandboxRun)
     needed = open_task(config).tokenizer.vocab_size
     save(MoE(config.model.build(needed + more), stream(0, "wide")), Path("other"))
-    said = f"model.path: expected a model of the task's {needed} tokens, got {needed + more}\n"
+    said = f"config.yaml: model.path: expected a model of the task's {needed} tokens, got {needed + more}\n"
     assert fails(capsys, "--model.path", "other") == said
     assert folders() == []
