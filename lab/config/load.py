@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from lab.config.kinds import require_kind
 from lab.config.shipped import located
 from lab.strict import ConfigError, did_you_mean, validate
 
@@ -46,6 +47,7 @@ def load(path: str | Path, overrides: Sequence[str], schemas: Mapping[str, type[
     Overrides are command-line words: `--algorithm.replay.mode R3` or `--algorithm.replay.mode=R3`; values are YAML.
     """
     raw = read(path)
+    require_kind(raw, schemas, path)
     apply(raw, parse_overrides(overrides))
     backend = raw.get("backend")
     if backend is None:
