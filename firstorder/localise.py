@@ -17,6 +17,7 @@ def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -
     Raises ValueError for files that are neither dumps of hidden states nor traces, and for missing options.
     """
     from lab.doctor.layers.states import is_states
+    from lab.files import require_regular
     from lab.strict import ConfigError
 
     wanted = _precision(precision)
@@ -24,8 +25,9 @@ def localise(paths: Sequence[Path], model: Path | None, precision: str | None) -
     if folders:
         raise ConfigError(f"--localise: expected traces or dumps of hidden states, got the folder {folders[0]}")
     for path in paths:
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"{path}: no such file")
+        require_regular(path)
     are_states = [path.suffix == ".safetensors" and is_states(path) for path in paths]
     if model is None:
         if len(paths) != 2 or not all(are_states):

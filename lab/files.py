@@ -9,7 +9,9 @@ import contextlib
 import errno
 import io
 import os
+import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,15 +33,33 @@ class RecordError(ValueError):
 def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
     """Turns an OSError inside the block into a RecordError that names `path` and the reason.
 
+    To read, `path` must be what `require_regular` takes.
     ChildProcessError passes unchanged: a process that died while writing (a rank of a cluster) says nothing about the
     disk.
     """
+    if action == "read":
+        require_regular(path)
     try:
         yield
     except ChildProcessError:  # a subclass of OSError
         raise
     except OSError as error:
         raise RecordError(f"cannot {action} {path}: {error.strerror or error}") from error
+
+
+def require_regular(path: Path) -> None:
+    """RecordError for a named pipe or a device, whose reader may wait for ever; absent files and folders pass.
+
+    So does a pipe that the shell opened, such as `<(...)` or /dev/stdin, as its writer is there.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # left to the reader, which says why
+        return
+    is_opened = stat.S_ISFIFO(mode) and re.fullmatch(r"/dev/fd|/proc/\d+/fd", str(path.resolve().parent))
+    if (stat.S_ISFIFO(mode) and not is_opened) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        got = "a named pipe" if stat.S_ISFIFO(mode) else "a device"
+        raise RecordError(f"{path}: expected a regular file, got {got}")
 
 
 def sync_file(path: Path) -> None:

@@ -25,6 +25,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from lab.config.kinds import require_kind
 from lab.config.shipped import located
+from lab.files import require_regular
 from lab.strict import ConfigError, did_you_mean, validate
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -34,7 +35,7 @@ Config = TypeVar("Config", bound=BaseModel)
 NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
 MOST_BYTES = 1_000_000
-"""Bytes of a config file: the parser takes about 5 s for as many, and some files (/dev/zero) have no end."""
+"""Bytes of a config file: the parser takes about 5 s for as many, and a pipe may have no end."""
 MOST_VALUES = 100_000
 """Values in a config, lists and mappings included."""
 MOST_DEPTH, MOST_BITS = 50, 1024
@@ -72,13 +73,14 @@ def read(path: str | Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: expected a file name, got {_kind(base)}")
     base_path = path.parent / base
-    if not base_path.is_file():
+    if not base_path.exists():
         raise ConfigError(f"{path}: base: no such file: {base_path}")
     return _merge(read(base_path, (*seen, path.resolve())), raw)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in one YAML file, as it stands there."""
+    require_regular(path)
     with path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.extras import how_to_install
+from lab.files import require_regular
 from lab.strict import parse_json
 
 Row = tuple[str, dict[str, Any]]
@@ -58,6 +59,7 @@ def read_lines(path: str, example: str) -> Iterator[Row]:
 
 def _lines(path: str) -> Iterator[bytes]:
     """The lines one by one, without line breaks: a large file is never held whole."""
+    require_regular(Path(path))
     try:
         with open(path, "rb") as file:
             for line in file:
