@@ -55,6 +55,7 @@ from torch import Tensor
 from lab.files import disk_errors
 from lab.strict import parse_json
 from lab.tensor_files import Blocks, write_tensors
+from lab.trace_values import LOG_PROBABILITIES, impossible
 from theory.contracts import Rollouts, TokenScores
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord, index_dtype, narrowed
@@ -125,13 +126,9 @@ class Trace:
             raise ValueError("offsets: expected at least 1 response, got none")
         if self.temperature is not None and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature: expected a number above 0, got {self.temperature}")
-        for name, value in self._given("tokens", "engines", "top_ids"):
+        for name, value in self._given("tokens", "engines", "top_ids", "versions"):
             if value.numel() and int(value.min()) < 0:
                 raise ValueError(f"{name}: expected numbers from 0 on, got {int(value.min())}")
-        for name, value in self._given("logp_mu", "logp_old", "logp_pi", "top_logp_mu", "top_logp_old"):
-            # Rounding can lift the log-probability of a sure token slightly above 0.
-            if bool((value > 1e-2).any()):
-                raise ValueError(f"{name}: expected log-probabilities (at most 0), got {float(value.max()):.3g}")
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -160,6 +157,11 @@ class Trace:
         for name, value in found:
             if value.shape != (A, k):
                 raise ValueError(f"{name}: expected {A} rows of {k} tokens, got shape {tuple(value.shape)}")
+        ends = (S_B - num_prompt_B).cumsum(0)
+        for name, value in self._given(*LOG_PROBABILITIES, "entropy_old"):
+            if found := impossible(name, value, self.is_response):
+                b = int((ends <= found[0]).sum())
+                raise ValueError(f"{found[1]} in response {b}")
 
     def _given(self, *names: str) -> list[tuple[str, Tensor]]:
         """Those of these tensors that the trace has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,7 @@ def with_value(tensor: Tensor, index: int, value: float) -> Tensor:
     return out
 
 
+ENTROPIES, SAMPLED = torch.full((10,), 0.25), example().is_response.nonzero()[:, 0].tolist()
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "offsets that do not end at the tokens": ({"offsets": torch.tensor([0, 7, 14])}, "expected to rise from 0 to 15"),
     "offsets that fall": ({"offsets": torch.tensor([0, 16, 15])}, r"got \[0, 16, 15\]"),
@@ -203,6 +205,17 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "a response without a prompt": ({"num_prompt": torch.tensor([0, 2])}, "in response 0, got 0"),
     "scores of another length": ({"logp_old": torch.zeros(9)}, "logp_old: expected 10 values, .*got 9"),
     "probabilities, not log": ({"logp_mu": torch.full((10,), 0.9)}, r"logp_mu: expected log-prob.*got 0\.9"),
+    "a probability in the second response": (
+        {"logp_old": with_value(example().logp_old, 4, 0.5)}, r"logp_old: .* \(at most 0\), got 0\.5 in response 1$",
+    ),
+    "an entropy below 0": (
+        {"entropy_old": with_value(ENTROPIES, SAMPLED[0], -0.5)},
+        r"entropy_old: .* \(at least 0\), got -0\.5 in response 0$",
+    ),
+    "an infinite entropy": (
+        {"entropy_old": with_value(ENTROPIES, SAMPLED[-1], math.inf)}, "entropy_old: .*got inf in response 1$",
+    ),
+    "a version below 0": ({"versions": torch.full((10,), -1)}, "versions: expected numbers from 0 on, got -1"),
     "rewards for others": ({"rewards": torch.zeros(3)}, "rewards: expected 2 values for 2 responses, got 3"),
     "a row too many": ({"experts_mu": torch.zeros(14, 3, 3, dtype=torch.int8)}, "experts_mu: expected 13 rows.*got 14"),
     "an expert that is none": (

@@ -35,6 +35,7 @@ from torch import Tensor
 from lab.doctor.importers.bad_rows import Bad, BadRowCollector, Read
 from lab.doctor.importers.format import Format, Row
 from lab.strict import describe
+from lab.trace_values import impossible
 from lab.traces import Trace
 from theory.routing.packed_rows import offsets_of
 from theory.routing.payloads import pack_record
@@ -229,6 +230,12 @@ def _tensors(response: ResponseRow, place: str) -> dict[str, Tensor]:
         "rewards": torch.tensor([response.reward or 0.0]),
     }
     out |= {name: response.floats(name) for name in FLOATS if getattr(response, name) is not None}
+    for name in FLOATS:
+        # Here, as a trace would name the response alone.
+        if name in out and (found := impossible(name, out[name], out["is_response"])):
+            raise ValueError(f"{place}: {found[1]} at token {found[0]} of the response")
+    if not math.isfinite(out["rewards"].item()):
+        raise ValueError(f"{place}: reward: expected a finite number of 32 bits, got {response.reward}")
     if response.engine is not None:
         out["engine"] = torch.tensor([response.engine])
     routes = {name: getattr(response, name) for name in ROUTED}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,44 @@ def test_unsigned_counts_are_refused(tmp_path: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
     with pytest.raises(ValueError, match=rf"^{path}: num_prompt: expected a type of signed int, got torch.uint64$"):
         load_trace(path)
+
+
+IMPOSSIBLE = [
+    ("logp_mu", 0.5, "logp_mu: expected log-probabilities (at most 0), got 0.5 at token 1 of the response"),
+    ("logp_old", math.inf, "logp_old: expected log-probabilities (at most 0), got inf at token 1 of the response"),
+    ("entropy_old", -0.5, "entropy_old: expected finite entropies (at least 0), got -0.5 at token 1 of the response"),
+    (
+        "entropy_old",
+        math.inf,
+        "entropy_old: expected finite entropies (at least 0), got inf at token 1 of the response",
+    ),
+    ("reward", math.inf, "reward: expected a finite number of 32 bits, got inf"),
+    ("reward", math.nan, "reward: expected a finite number of 32 bits, got nan"),
+    ("reward", -1e300, "reward: expected a finite number of 32 bits, got -1e+300"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "wanted"), IMPOSSIBLE)
+def test_a_value_that_no_engine_can_have_is_named_with_its_row(
+    name: str, value: float, wanted: str, tmp_path: Path
+) -> None:
+    """In lines and in tables. A masked token's entropy is not looked at, and a rounding error is none."""
+    rows = [row | {"is_response": [True] * len(row["logp_mu"])} for row in ROWS]
+    good = rows[1]
+    spoilt = good | {name: value if name == "reward" else [good[name][0], value, *good[name][2:]]}
+    path = write_jsonl(tmp_path / "t.jsonl", [rows[0], spoilt, *rows[2:]])
+    with pytest.raises(ValueError, match=re.escape(f"{path}: line 2: {wanted}")):
+        load_trace(path)
+    path = write_parquet(tmp_path / "t.parquet", [rows[0], spoilt, *rows[2:]])
+    with pytest.raises(ValueError, match=re.escape(f"{path}: response 1: {wanted}")):
+        load_trace(path)
+    rest = [True, False, *good["is_response"][2:]]
+    fine = spoilt | {"is_response": rest} if name == "entropy_old" else good | {name: _rounded(good[name])}
+    load_trace(write_jsonl(tmp_path / "t.jsonl", [rows[0], fine, *rows[2:]]))
+
+
+def _rounded(value: Any) -> Any:
+    return [1e-3, *value[1:]] if isinstance(value, list) else value
 
 
 def test_every_row_that_does_not_fit_is_a_line_with_file_row_and_field(
