@@ -145,12 +145,13 @@ def _plan(config: ScaledRun, tokens: Tokens, dry_run: bool, as_json: bool) -> No
 def _search(config: ScaledRun, words: list[str], tokens: Tokens, as_json: bool) -> None:
     from lab.strict import ConfigError
     from scaled.model_shape import load_shape
-    from scaled.plan.conditions import check_lengths, check_object_store
+    from scaled.plan.conditions import check_batch, check_lengths, check_object_store
     from scaled.plan.hardware import gpu_named
     from scaled.plan.search import search
     from scaled.plan.search_page import LEGEND, search_table, to_json
 
     shape, gpu = load_shape(config.model.path, config.model.shape), gpu_named(config.cluster.gpu)
+    check_batch(config)
     check_lengths(config, shape)
     check_object_store(config, shape)  # the same in every layout
     made = search(config, shape, gpu, *tokens)

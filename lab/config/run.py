@@ -65,7 +65,7 @@ class RunConfig(Strict):
     )
     seed: int = Field(default=0, ge=0, description="root of every named random stream")
     backend: str = Field(description="world of the run: sandbox or scaled")
-    num_steps: int = Field(ge=1, description="global steps: rollout, old pass, mini-batches, hand-over")
+    num_steps: int = Field(ge=1, le=10**9, description="global steps: rollout, old pass, mini-batches, hand-over")
     task: TaskConfig = Field(description="where prompts and rewards come from")
     algorithm: AlgorithmConfig = Field(description="what is optimised and how, in terms that hold in every world")
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock, description="held-out accuracy")

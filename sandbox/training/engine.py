@@ -247,9 +247,8 @@ class SandboxTrainingEngine:
                 for n, p in zip(self.names, self.parameters, strict=True)
                 if p.grad is not None and not torch.isfinite(p.grad).all()
             ]
-            raise NonFiniteError(
-                f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite"
-            )
+            why = f"the gradient of {', '.join(bad[:3])} is not finite" if bad else "finite gradients overflow in it"
+            raise NonFiniteError(f"actor/grad_norm is {norm.item()}: {why}")
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         rate = self.settings.rate_at(self.num_updates)
         for group in self.optimizer.param_groups:

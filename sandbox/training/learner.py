@@ -47,8 +47,8 @@ class Learner(L.LightningModule):
         self.training_engine.take_step = self.optimizers().step  # pyright: ignore[reportAttributeAccessIssue]
         self._watch = Stopwatch(self.rollout, self.training_engine)
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.step = int(batch)
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        self.step = batch
         self._watch.start()
         parts = (self.rollout, self.training_engine, self.task, self.seed)
         self.result = global_step(self.step, self.algorithm, *parts, self.backlog)
@@ -64,5 +64,5 @@ class Learner(L.LightningModule):
 
 def step_loader(first: int, last: int) -> DataLoader:
     """Yields the numbers of the global steps first, ..., last - 1."""
-    # batch_size=None: a batch is one number, without a batch axis.
-    return DataLoader(torch.arange(first, last), batch_size=None, num_workers=0)  # pyright: ignore[reportArgumentType]
+    # batch_size=None: a batch is one number, without a batch axis. A range, as it takes no memory.
+    return DataLoader(range(first, last), batch_size=None, num_workers=0)  # pyright: ignore[reportArgumentType]

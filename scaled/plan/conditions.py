@@ -10,6 +10,7 @@ from scaled.plan.engine_memory import bucket_bytes, engine_weights
 
 def check_settings(config: ScaledRun, shape: ModelShape) -> None:
     """Raises ConfigError, naming the field, for the first setting that the others or the model rule out."""
+    check_batch(config)
     check_lengths(config, shape)
     check_engine_step(config)
     check_object_store(config, shape)
@@ -23,6 +24,20 @@ def check_settings(config: ScaledRun, shape: ModelShape) -> None:
         raise ConfigError(
             f"schedule.steps_off: expected 0 where cluster.placement is colocated, got {config.schedule.steps_off}"
         )
+
+
+MOST_RESPONSES = 10**6
+"""Responses of a step, or of an evaluation, whose lengths a plan lists one by one."""
+
+
+def check_batch(config: ScaledRun) -> None:
+    """Raises ConfigError for more responses than MOST_RESPONSES."""
+    batch, over = config.algorithm.batch, config.algorithm.oversampling
+    drawn = (batch.num_prompts + (0 if over is None else over.extra_prompts)) * batch.num_responses
+    judged = config.evaluation.num_problems(config.task.count_held_out()) * config.evaluation.num_samples
+    for field, num in (("algorithm.batch", drawn), ("evaluation", judged)):
+        if num > MOST_RESPONSES:
+            raise ConfigError(f"{field}: expected at most {MOST_RESPONSES:,} responses, got {num:,}")
 
 
 def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
@@ -88,4 +103,4 @@ def spilling(config: ScaledRun, shape: ModelShape) -> str | None:
     )
 
 
-__all__ = ["check_engine_step", "check_lengths", "check_object_store", "check_settings", "spilling"]
+__all__ = ["check_batch", "check_engine_step", "check_lengths", "check_object_store", "check_settings", "spilling"]

@@ -73,6 +73,10 @@ MISTAKES = [
 TOO_LARGE = [
     (["--model.num_experts", "1000000000000"], "model.num_experts: expected a value less than or equal to 32768, got"),
     (["--model.num_layers", "1000000000"], "model.num_layers: expected a value less than or equal to 1000, got"),
+    (
+        ["--num_steps", "1000000000000"],
+        "num_steps: expected a value less than or equal to 1000000000, got 1000000000000",
+    ),
     (["--task.max_digits", "100000"], "task.max_digits: expected a value less than or equal to 1000, got 100000"),
     (["--model.hidden_size", "1000000", "--model.expert_size", "1000000"], "(1.2e+13 weights)"),
     (["--algorithm.batch.num_responses", "10000000000"], "for 20,000,000,000 responses (algorithm.batch, evaluation)"),

@@ -151,6 +151,11 @@ WAYS_OUT = [
     (["--rollout.timeout_s", "60"],
      r"rollout\.timeout_s: expected more than the estimated \d+ s of a piece of 32 responses of 32,768 .*, got 60"),
     (["--mean-tokens", "99999"], r"--mean-tokens: expected from 2 to rollout\.max_model_len = 34816, got 99999"),
+    (["--algorithm.batch.num_prompts", "1000000000000"],
+     r"algorithm\.batch: expected at most 1,000,000 responses, got 16,000,000,000,000"),
+    (["--algorithm.batch.num_responses", "1000000000000", "--search"],
+     r"algorithm\.batch: expected at most 1,000,000 responses, got .*"),
+    (["--evaluation.max_prompts", "1000000000000"], r"evaluation: expected at most 1,000,000 responses, got .*"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
 ]  # fmt: skip
 

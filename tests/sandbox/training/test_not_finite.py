@@ -16,6 +16,7 @@ from lab.records import RunFolder
 from lab.traces import Trace
 from sandbox.engines.engine import SandboxEngine
 from sandbox.training.engine import SandboxTrainingEngine
+from sandbox.training.learner import step_loader
 from tests.contracts import worlds
 from tests.sandbox.training.test_failures import CONFIG, check_whole, fails, folders
 from theory.contracts import Prompt, Response, Rollouts, TokenScores
@@ -62,6 +63,18 @@ def test_a_metric_that_is_not_finite_stops_the_run(
     (trace,) = folder.path.glob("rollouts/*.safetensors")
     assert int(Trace.load(trace).logp_mu.isfinite().logical_not().sum()) == 1
     check_ended(folder)
+
+
+def test_finite_gradients_whose_norm_overflows_are_called_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    """Squares of 1e25 are infinite in 32 bits: no tensor is to blame, so none is named."""
+    message = fails(capsys, "--algorithm.objective.kl_coefficient", "1e28", code=1)
+    assert re.match(r"step \d: actor/grad_norm is inf: finite gradients overflow in it\n", message), message
+
+
+def test_the_longest_run_begins_at_once() -> None:
+    """The steps to come take no memory: as a tensor these would take 8 TB."""
+    loader = step_loader(3, 10**12)
+    assert len(loader) == 10**12 - 3 and next(iter(loader)) == 3
 
 
 def test_a_gradient_that_is_not_finite_names_its_step(
