@@ -1,6 +1,7 @@
 """Output whose reader may go away, such as `| head -1`: the command goes on in silence and keeps its own exit code.
 
-A run's results are its folder, not its lines, so a closed pipe is no reason to end it.
+A run's results are its folder, not its lines, so a closed pipe is no reason to end it. A full disk is an error, which
+names the stream.
 """
 
 from __future__ import annotations
@@ -12,18 +13,28 @@ from typing import Any, TextIO
 
 
 class _Lasting(io.FileIO):
-    """A file for writing; once its reader is gone, whatever is written is dropped."""
+    """A file for writing; once its reader is gone, or its disk full, whatever is written is dropped."""
 
     def write(self, data: Any, /) -> int:
-        """The number of bytes taken."""
+        """The number of bytes taken. OSError, with the stream's name, where the disk takes none."""
+        if not len(data):  # how libraries ask whether a stream is binary; a full device refuses even that
+            return 0
         try:
             return super().write(data)
         except BrokenPipeError:
-            # The descriptor itself, because processes that the command starts write to it, too.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+            self._drop()
             return super().write(data)
+        except OSError as error:
+            # Once is enough: Python writes what a buffer still holds again as the process ends.
+            self._drop()
+            name = {1: "stdout", 2: "stderr"}.get(self.fileno())
+            raise OSError(error.errno, error.strerror, name) from error
+
+    def _drop(self) -> None:
+        # The descriptor itself, because processes that the command starts write to it, too.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self.fileno())
+        os.close(null)
 
 
 def outlive_readers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.records import RunFolder
-from tests.firstorder.test_cli import TINY
+from tests.firstorder.test_cli import ROOT, TINY
 
 NUM_STEPS = 60
 
@@ -45,3 +46,30 @@ def test_a_run_outlives_the_reader_of_its_progress(tmp_path: Path, num_lines: in
 def test_a_command_that_only_prints_keeps_its_exit_code(words: list[str], wanted: int, tmp_path: Path) -> None:
     """Also an error's, whose line nobody reads."""
     assert leave(tmp_path, words, num_lines=0)[0] == wanted
+
+
+PRINTS = [
+    "configs",
+    "--help",
+    "--version",
+    "doctor --list-formats",
+    "train smoke --print-config",
+    "audit audit/small --print-config",
+    "plan scaled/minirl/n1 --no-dry-run",
+    "plan scaled/minirl/n1 --no-dry-run --json",
+    "launch scaled/minirl/n1 --kind ray --output /shared/runs",
+]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system without /dev/full")
+@pytest.mark.parametrize("flags", [(), ("-u",)], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("words", PRINTS)
+def test_a_full_disk_below_stdout_is_one_line(words: str, flags: tuple[str, ...]) -> None:
+    """It names stdout, whatever prints: the command itself, its help, or a table."""
+    command = [sys.executable, *flags, "-m", "firstorder", *words.split()]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2 and lines[-1] == "error: stdout: no space left on device"
+    assert all(line.startswith(("stored objects:", "not on this machine:")) for line in lines[:-1]), lines
