@@ -51,7 +51,7 @@ class PrecisionBlock(Strict):
 class RolloutBlock(Strict):
     """vLLM: the number, size and precision of the engines."""
 
-    num_engines: int = Field(default=1, ge=1, description="independent engines; prompts are split among them")
+    num_engines: int = Field(default=1, ge=1, le=2**16, description="independent engines; prompts are split among them")
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs of one engine")
     precision: PrecisionBlock = Field(default_factory=PrecisionBlock, description="the engines' number formats")
     max_model_len: int = Field(default=512, ge=8, description="longest prompt and response together, in tokens")

@@ -101,7 +101,7 @@ class StalenessBlock(Strict):
 class GroupBlock(Strict):
     """Source of advantages: a group of this size, or an infinite one with a chosen baseline."""
 
-    size: Annotated[int, Field(ge=2)] | Literal["infinite"] = Field(
+    size: Annotated[int, Field(ge=2, le=4096)] | Literal["infinite"] = Field(
         default="infinite", description="responses per group of one prompt, or infinite"
     )
     baseline: Literal["own", "mean", "none"] = Field(

@@ -51,7 +51,9 @@ class PolicyBlock(Strict):
 class ProblemsBlock(Strict):
     """Random problems: prompts with openings that the environment draws, rewards, and a first policy each."""
 
-    count: int = Field(default=4, ge=1, description="problems: first policies, rewards and errors of their own")
+    count: int = Field(
+        default=4, ge=1, le=10**5, description="problems: first policies, rewards and errors of their own"
+    )
     num_tokens: int = Field(default=3, ge=2, description="tokens of the vocabulary, the end token included")
     length: int = Field(default=4, ge=1, description="tokens that the policy generates, at most")
     has_end: bool = Field(default=False, description="whether the last token ends a response (ragged lengths)")

@@ -48,14 +48,14 @@ PROMPT = Prompt("audit", (0,), answer="")
 class MoeModel(Strict):
     """A decoder small enough for one backward per edge."""
 
-    hidden_size: int = Field(default=8, ge=2, description="width D of the residual stream")
-    num_layers: int = Field(default=2, ge=1, description="decoder layers, each with experts")
-    num_heads: int = Field(default=2, ge=1, description="query heads")
-    num_kv_heads: int = Field(default=1, ge=1, description="key and value heads")
-    head_dim: int = Field(default=4, ge=2, description="width of one head")
-    num_experts: int = Field(default=4, ge=1, description="experts E per layer")
+    hidden_size: int = Field(default=8, ge=2, le=128, description="width D of the residual stream")
+    num_layers: int = Field(default=2, ge=1, le=8, description="decoder layers, each with experts")
+    num_heads: int = Field(default=2, ge=1, le=64, description="query heads")
+    num_kv_heads: int = Field(default=1, ge=1, le=64, description="key and value heads")
+    head_dim: int = Field(default=4, ge=2, le=128, description="width of one head")
+    num_experts: int = Field(default=4, ge=1, le=128, description="experts E per layer")
     experts_per_token: int = Field(default=2, ge=1, description="slots K")
-    expert_size: int = Field(default=8, ge=1, description="hidden width F of one expert")
+    expert_size: int = Field(default=8, ge=1, le=128, description="hidden width F of one expert")
 
     def build(self, num_tokens: int, max_length: int, generator: torch.Generator) -> MoE:
         """A model with random weights, in float64; ValueError for sizes that do not fit together."""

@@ -156,6 +156,8 @@ WAYS_OUT = [
     (["--algorithm.batch.num_responses", "1000000000000", "--search"],
      r"algorithm\.batch: expected at most 1,000,000 responses, got .*"),
     (["--evaluation.max_prompts", "1000000000000"], r"evaluation: expected at most 1,000,000 responses, got .*"),
+    (["--rollout.num_engines", "1000000000000"],
+     r"rollout\.num_engines: expected a value less than or equal to 65536, got 1000000000000"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),
 ]  # fmt: skip
 
