@@ -33,6 +33,7 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
     from scaled.cluster.ray_cluster import cluster
     from scaled.session import Session
 
+    is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
         folder.write_config(to_yaml(config))
@@ -42,16 +43,22 @@ def run(config: ScaledRun, *, folder: RunFolder | None = None, progress: Progres
         require_same_inputs(folder, inputs)
         found = manifest(seed=config.seed)
         found["versions"] |= versions
-        with cluster(config, folder.path) as places:
-            # Only the cluster knows whether engines get GPUs: this process may have none.
-            kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
-            found |= {"layout": _layout(config), "engine_kernels": kernels}
-            record_process(folder, found | {"planned_bytes": metric_payloads(config, shape)}, inputs)
-            session = Session(config, folder, task, places)
-            try:
-                session.train(progress)
-            finally:
-                session.close()
+        try:
+            with cluster(config, folder.path) as places:
+                # Only the cluster knows whether engines get GPUs: this process may have none.
+                kernels = choose_kernels(config.rollout.precision, not places.has_gpus)
+                found |= {"layout": _layout(config), "engine_kernels": kernels}
+                record_process(folder, found | {"planned_bytes": metric_payloads(config, shape)}, inputs)
+                session = Session(config, folder, task, places)
+                try:
+                    session.train(progress)
+                finally:
+                    session.close()
+        except (ValueError, OSError):
+            # The manifest is the first record, so without one no cluster was reached and nothing was started.
+            if is_fresh and not folder.manifest():
+                folder.discard()
+            raise
         # After the cluster has ended, so that no GPU is held while the page is written.
         finish(config, folder)
     return folder

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 import scaled.checks
 import scaled.run
+from lab.config.load import config_hash, to_yaml
+from lab.records import RunFolder
 from tests.scaled.cluster_run_world import config
 
 
@@ -50,3 +53,17 @@ def test_a_missing_package_is_one_line(model: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setitem(scaled.checks.NEEDED, "vllm_is_not_here", ())
     with pytest.raises(ValueError, match=r"backend: scaled needs vllm_is_not_here, .* '\.\[scaled\]' in the checkout"):
         scaled.run.run(config(model, tmp_path), progress="none")
+
+
+def test_a_cluster_that_cannot_be_reached_leaves_no_folder(model: Path, tmp_path: Path) -> None:
+    """Nothing was started, so there is nothing to resume; a folder that had begun before stays."""
+    gone = config(model, tmp_path, "--cluster.address", "127.0.0.1:1")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^cluster.address: no Ray cluster at 127.0.0.1:1"):
+            scaled.run.run(gone, progress="none")
+        assert not [*(tmp_path / "runs").glob("*/*")]
+    folder = RunFolder.create(tmp_path / "runs", gone.name, config_hash(gone), datetime.now(UTC))
+    folder.write_config(to_yaml(gone))
+    with pytest.raises(ValueError, match=r"no Ray cluster"):
+        scaled.run.run(gone, folder=folder, progress="none")
+    assert (folder.path / "config.yaml").is_file()
