@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,7 @@ def check_pickles(folder: Path) -> None:
             with torch.serialization.safe_globals([io.BytesIO]):  # Megatron's extra states are bytes in one of these
                 torch.load(value, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, *DAMAGED) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{path}: expected plain values, got {key.fqn}, which is none ({reason})") from None
+            raise ValueError(f"{path}: expected plain values, got {key.fqn}, which {_reason(error)}") from None
 
 
 def read_index(path: Path) -> Metadata:
@@ -90,8 +90,13 @@ def read_common(folder: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
         return {**found, "about": {**found["about"], "shape": str(found["about"]["shape"])}}
     except (pickle.UnpicklingError, *DAMAGED) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{path}: expected the description of a checkpoint, got a damaged file ({reason})") from None
+        raise ValueError(f"{path}: expected the description of a checkpoint, got one that {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """The class that a pickle names, which torch says amid its advice; else the first line of the error."""
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    return f"names {named[1]}" if named else f"is damaged ({str(error).strip().partition(chr(10))[0]})"
 
 
 __all__ = ["COMMON", "DAMAGED", "INDEX", "check_pickles", "read_common", "read_index"]

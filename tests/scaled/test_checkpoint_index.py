@@ -74,7 +74,7 @@ def test_an_index_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
 def test_a_value_that_runs_code_is_refused(tmp_path: Path, mark: Path) -> None:
     """The same inside the files of the tensors, whose index is as it should be."""
     folder = write(tmp_path / "ckpt", Exploit(mark))
-    with pytest.raises(ValueError, match=r"\.distcp: expected plain values, got extra, which is none"):
+    with pytest.raises(ValueError, match=r"\.distcp: expected plain values, got extra, which names [\w.]+$"):
         check_pickles(folder)
     assert not mark.exists()
 
@@ -97,6 +97,7 @@ def test_common_values_that_run_code_are_refused(tmp_path: Path, mark: Path) -> 
     torch.save({"about": {"shape": "MoE"}, "num_updates": 3}, tmp_path / COMMON)
     assert read_common(tmp_path) == {"about": {"shape": "MoE"}, "num_updates": 3}
     torch.save({"about": {"shape": "MoE"}, "num_updates": Exploit(mark)}, tmp_path / COMMON)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(tmp_path / COMMON))}: expected the description of a check"):
+    wanted = f"{tmp_path / COMMON}: expected the description of a checkpoint, got one that names "
+    with pytest.raises(ValueError, match=rf"^{re.escape(wanted)}[\w.]+$"):
         read_common(tmp_path)
     assert not mark.exists()
