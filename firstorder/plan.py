@@ -161,8 +161,11 @@ def _search(config: ScaledRun, words: list[str], tokens: Tokens, as_json: bool) 
         from rich.console import Console
 
         console = Console(highlight=False)
-        console.print(search_table(config, made))
-        console.print(LEGEND)
+        if made.found:
+            console.print(search_table(config, made))
+            console.print(LEGEND)
+        else:
+            console.print(f"No layout fits: of {made.num_tried} tried, each is left out for one of these reasons.")
         for reason in made.reasons:
             console.print(f"- {reason.count} of {made.num_tried}: {reason}")
         if made.found:

@@ -285,7 +285,9 @@ class _Tally:
             least = None
             if what in self._least:
                 over, layout = self._least[what]
-                least = f"the closest misses by {over:.1f} GiB: {shown(layout)}"
+                # Not 0.0 GiB.
+                gap = f"{over:.1f} GiB" if over >= 0.05 else f"{math.ceil(over * 1024)} MiB"
+                least = f"the closest misses by {gap}: {shown(layout)}"
             found.append(Shortfall(what, count, least))
         return found
 

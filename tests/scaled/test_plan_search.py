@@ -15,7 +15,7 @@ from scaled.plan.division import machines_needed
 from scaled.plan.hardware import gpu_named
 from scaled.plan.host_memory import peak_host_memory
 from scaled.plan.memory import GIB
-from scaled.plan.search import Search, search
+from scaled.plan.search import Search, _Tally, search
 from scaled.plan.summary import make_plan
 from tests.scaled.plan_world import OLMOE, QWEN, loaded
 
@@ -140,3 +140,21 @@ def test_numbers_of_gpus_that_are_no_powers_of_two_have_layouts():
     five = search(loaded("pr2/olmoe_off2", "--cluster.gpus_per_node", "5", "--cluster.gpu", "A100-80GB"), OLMOE, A100)
     splits = {(one.config.training.num_ranks, one.config.rollout.num_engines) for one in five.found}
     assert {(3, 2), (2, 3)} <= splits
+
+
+@pytest.mark.parametrize(("over", "words"), [(0.7, "0.7 GiB"), (0.06, "0.1 GiB"), (0.04, "41 MiB"), (1e-6, "1 MiB")])
+def test_a_near_miss_is_more_than_nothing(over, words):
+    """A miss that rounds to 0.0 GiB is said in MiB, of which there is at least one."""
+    tally = _Tally()
+    tally.add("an update does not fit a GPU", over, config())
+    assert tally.reasons()[0].least.startswith(f"the closest misses by {words}: ")
+
+
+def test_without_a_layout_there_is_no_table(capsys):
+    """The reasons and the error stay; a table of headings and its legend would say nothing."""
+    assert main(["plan", CONFIG, "--search", *ONE_MACHINE, "--cluster.gpus_per_node", "4"]) == 2
+    out, err = capsys.readouterr()
+    first, *reasons = out.splitlines()
+    assert first.startswith("No layout fits: ") and "the closest misses by " in out
+    assert reasons and all(set("\u2500\u2501\u2502").isdisjoint(line) for line in reasons)
+    assert err.startswith(f"error: {CONFIG}: cluster: expected a layout of its GPUs that fits, got none of ")
