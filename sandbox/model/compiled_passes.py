@@ -20,7 +20,7 @@ from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.elementwise import plain, rms_norm
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
 from sandbox.kernels.compiled.ops import LANES, check_ids, pack, product_of
-from sandbox.kernels.compiled.rounding import address_of, rounded
+from sandbox.kernels.compiled.rounding import RoundingStruct, rounded, struct_of
 from sandbox.kernels.compiled.self_attention import QK_NORMS
 from sandbox.kernels.experts import ascending
 from sandbox.kernels.numerics import Numerics
@@ -77,6 +77,7 @@ class CompiledPasses:
         self._head = pack(self._head_VD, transposed=True)
         self._norm = plain(model.norm.detach())
         self._rounding: Rounding | None = None
+        self._steps: RoundingStruct | None = None
 
     def forward(
         self,
@@ -126,9 +127,9 @@ class CompiledPasses:
 
     def _address_of(self, rounding: Rounding) -> int:
         # By identity: the steps of a generate call are one object, and a hash of them takes as long as a small product.
-        if self._rounding is not rounding:
-            self._rounding, self._steps = rounding, address_of(rounding)
-        return self._steps
+        if self._rounding is not rounding or self._steps is None:
+            self._rounding, self._steps = rounding, struct_of(rounding)
+        return ctypes.addressof(self._steps)
 
     def _natural(
         self,

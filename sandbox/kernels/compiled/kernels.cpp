@@ -118,9 +118,9 @@ void fo_mlp_half(int64_t threads, const Sizes* sizes, const LayerWeights* layer,
     });
 }
 
-// All layers, naturally routed, and the last norm. Keys and values are (L, ...), `stride` apart per layer; ids (MoE layers, N, K); hidden and
-// logits (MoE layers, N, .), or one layer's each if `keeps` is 0. `noise` (MoE layers, N, E), or null, is added to the
-// logits. A thread takes its sequences through all layers.
+// All layers, naturally routed, and the last norm. Keys and values are (L, ...), `stride` apart per layer; ids (MoE
+// layers, N, K); hidden and logits (MoE layers, N, .), or one layer's each if `keeps` is 0. `noise` (MoE layers, N, E),
+// or null, is added to the logits. A thread takes its sequences through all layers.
 void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers, int64_t L, const Batch* batch,
                 const Rounding* rounding, float* keys, float* values, int64_t stride, const float* norm, float* x,
                 int32_t keeps, const float* noise, float* hidden, float* logits, int64_t* ids, float* weights) {

@@ -26,7 +26,7 @@ class _StepsStruct(ctypes.Structure):
     _fields_ = (("at", ctypes.POINTER(_StepStruct)), ("count", ctypes.c_int64))
 
 
-class _RoundingStruct(ctypes.Structure):
+class RoundingStruct(ctypes.Structure):
     """`Rounding` of rounding.hpp."""
 
     _fields_ = tuple((name, _StepsStruct) for name in ("inputs", "other_inputs", "outputs", "kv"))
@@ -43,14 +43,10 @@ def _steps(steps: tuple[RoundingStep, ...]) -> _StepsStruct:
 
 
 @lru_cache
-def _struct(rounding: Rounding) -> _RoundingStruct:
+def struct_of(rounding: Rounding) -> RoundingStruct:
+    """The steps as the kernels read them. Hold it as long as its address is used: the cache may drop it."""
     every = rounding.inputs, rounding.other_inputs, rounding.outputs, rounding.kv
-    return _RoundingStruct(*(_steps(steps) for steps in every))
-
-
-def address_of(rounding: Rounding) -> int:
-    """The address of the steps in memory; the cache of `_struct` keeps them alive during a call."""
-    return ctypes.addressof(_struct(rounding))
+    return RoundingStruct(*(_steps(steps) for steps in every))
 
 
 def rounded(x: Float[Tensor, "*rows D"], steps: tuple[RoundingStep, ...]) -> Float[Tensor, "*rows D"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,9 @@ import torch
 from sandbox.engines.buffers import PassRecorder
 from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.kernels import EAGER
+from sandbox.kernels.compiled.rounding import struct_of
+from sandbox.kernels.numerics import Numerics
+from sandbox.kernels.rounding import Rounding, RoundingStep
 from sandbox.model.kv_cache import KVCache
 from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, MODELS, copy_of, engine, model, trainer
@@ -23,6 +28,15 @@ from theory.streams import stream
 SAMPLING = Sampling(max_tokens=10, num_responses=3, seed=5)
 OPERATORS = replace(COMPILED, has_passes=False)
 """The compiled operators one by one, without whole passes."""
+
+
+class FP8Inputs(Numerics):
+    """The inputs of large products rounded to FP8, as one object."""
+
+    steps = Rounding(inputs=(RoundingStep("fp8_e4m3", "token"),))
+
+    def rounding(self) -> Rounding:
+        return self.steps
 
 
 def sampled(rollouts: Rollouts, logp_BT: torch.Tensor) -> torch.Tensor:
@@ -84,6 +98,18 @@ def test_a_whole_pass_is_its_operators(name):
     for other in others:
         assert len(other) == len(whole)
         assert all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
+
+
+def test_rounding_steps_outlive_their_cache():
+    """A model that is held gives their address to every pass: they stay, however many others the cache has seen."""
+    own = copy_of(model("qwen3"), COMPILED)
+    numerics = FP8Inputs()
+    with torch.no_grad(), own.held():
+        own.forward_hidden(torch.zeros(1, 2, dtype=torch.int64), numerics=numerics)
+        steps = weakref.ref(struct_of(numerics.rounding()))
+        struct_of.cache_clear()
+        gc.collect()
+        assert steps() is not None
 
 
 @pytest.mark.parametrize("name", MODELS)
