@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping, Sequence
 
@@ -92,6 +93,7 @@ def markdown(
         _early_warning(rows),
     ]
     states = {line.claim.number: line.state for line in made}
+    parts.append("## Claims\n\nA claim's predictions, with their numbers, open below its verdict.\n")
     for claim in claims:
         parts.append(_claim(claim, [one for one in found if one.claim == claim], states[claim.number]))
     return "\n".join(parts)
@@ -104,7 +106,7 @@ def _verdicts(
     made: Sequence[ClaimLine], found: Sequence[Finding], rows: Mapping[str, Row], needed: Mapping[int, Need]
 ) -> str:
     table = [
-        (f"{line.claim.number}. {title(line.claim)}", line.claim.home, line.state, line.predictions, line.p, line.n,
+        (link(line.claim), line.claim.home, line.state, line.predictions, line.p, line.n,
          line.effect, line.power, line.cost, exact_text(line.claim))
         for line in made if line.state != OUT_OF_REACH
     ]  # fmt: skip
@@ -112,12 +114,17 @@ def _verdicts(
     words = (f"{counts_text(made)}.", reach_text(made, [need for _, need in open_ones]), waiting_text(found))
     parts = [
         "## Verdicts", " ".join(filter(None, words)), markdown_table(OVERVIEW_TITLES, overview(made)).rstrip(),
-        "### Numbers", spent(rows), markdown_table(VERDICT_TITLES, table).rstrip(),
+        "### Numbers", spent(rows), _folded("A line per claim", markdown_table(VERDICT_TITLES, table)),
     ]  # fmt: skip
     if open_ones:
-        why = [(f"{claim.number}. {title(claim)}", *undecided_row(need)) for claim, need in open_ones]
+        why = [(link(claim), *undecided_row(need)) for claim, need in open_ones]
         parts += ["### Inconclusive, why", markdown_table(UNDECIDED_TITLES, why).rstrip()]
     return "\n\n".join(parts) + "\n"
+
+
+def _folded(summary: str, text: str) -> str:
+    # GitHub ignores the attribute; the site's Markdown reads what is inside only with it.
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text.rstrip()}\n\n</details>'
 
 
 OVERVIEW_TITLES = ("verdict", "claims")
@@ -128,8 +135,7 @@ def overview(made: Sequence[ClaimLine]) -> list[tuple[str, str]]:
     states = dict.fromkeys(line.state for line in made)
     found = {state: [line.claim for line in made if line.state == state] for state in states}
     return [
-        (f"{len(own)} {state_words(state)}",
-         "; ".join(f"{claim.number} {title(claim)}" for claim in own))
+        (f"{len(own)} {state_words(state)}", "; ".join(link(claim) for claim in own))
         for state, own in found.items()
     ]  # fmt: skip
 
@@ -142,6 +148,11 @@ def exact_text(claim: Claim) -> str:
 def title(claim: Claim) -> str:
     """The claim's name in words, short enough for a table."""
     return claim.name.replace("_", " ")
+
+
+def link(claim: Claim) -> str:
+    """The claim's number and name, which lead to its section on this page."""
+    return f"[{claim.number}. {title(claim)}](#claim-{claim.number})"
 
 
 REACH_TITLES = ("claim", "home", "asks for most", "effect assumed", "SD", "seeds needed", "cost")
@@ -180,10 +191,10 @@ def explored(claim: Claim, regime: str, found: Sequence[Finding]) -> str:
 
 def _exploratory(claims: Sequence[Claim], regimes: Sequence[Regime], found: Sequence[Finding]) -> str:
     note = f"The reading of seeds below {FRESH}, without correction, and the number of seeds."
-    table = [(f"{c.number}. {title(c)}", *(explored(c, r.name, found) for r in regimes)) for c in claims]
+    table = [(link(c), *(explored(c, r.name, found) for r in regimes)) for c in claims]
     table = [row for row in table if any(row[1:])]
     titles = ("claim", *(regime.name for regime in regimes))
-    return f"## Exploratory\n\n{note}\n\n{markdown_table(titles, table)}"
+    return f"## Exploratory\n\n{note}\n\n{_folded('A line per claim', markdown_table(titles, table))}\n"
 
 
 WARNING = (
@@ -225,8 +236,11 @@ def _early_warning(rows: Mapping[str, Row]) -> str:
 
 
 def _claim(claim: Claim, found: Sequence[Finding], state: str) -> str:
-    source = f"**{state_words(state).capitalize()}.** {claim.source}. `sandbox/claims/`, `{claim.name}`."
-    parts = [f"## {claim.number}. {claim.sentence}", "", source, ""]
+    # The heading stays outside the fold, so that a link to it always finds something that is shown. Its `id` is there
+    # because GitHub and the site make different ones of a sentence with signs.
+    summary = f"<b>{state_words(state).capitalize()}.</b> {html.escape(claim.source, quote=False)}"
+    heading = f'### <a id="claim-{claim.number}"></a>{claim.number}. {claim.sentence}'
+    parts = [f"`sandbox/claims/`, `{claim.name}`.", ""]
     rows = []
     for place, prediction in enumerate(claim.predictions):
         for one in found:
@@ -243,7 +257,8 @@ def _claim(claim: Claim, found: Sequence[Finding], state: str) -> str:
     parts += [f"- `{name}`: {words} [{unit}]" for name, words, unit in measures]
     parts += [f"- In `{regime}`: {words}" for regime, words in claim.remarks.items()]
     parts += [f"- {words}" for words in exact.lines(claim.exact, exact.answers())]
-    return "\n".join([*parts, ""])
+    body = "\n".join(parts)
+    return f"{heading}\n\n{_folded(summary, body)}\n"
 
 
 __all__ = [

@@ -50,7 +50,7 @@ def test_the_markdown_counts_what_it_shows(found: list[Finding], rows: dict[str,
     ]
     for line in made:
         assert words.get(line.claim.number) in (line.state, None)
-        start = f"| {line.claim.number}. {page.title(line.claim)} | {line.claim.home} | {line.state} |"
+        start = f"| {page.link(line.claim)} | {line.claim.home} | {line.state} |"
         assert sum(row.startswith(start) for row in table) == (line.state != summary.OUT_OF_REACH)
         own = needed[line.claim.number]
         if line.n and "/" not in line.n:
@@ -158,7 +158,7 @@ def test_all_verdicts_are_on_one_screen(found: list[Finding], rows: dict[str, Ro
     made = summary.lines(CHOSEN, found, needs(CHOSEN, REGIMES, rows))
     table = page.overview(made)
     named = [name for _, names in table for name in names.split("; ")]
-    assert sorted(named) == sorted(f"{claim.number} {page.title(claim)}" for claim in CHOSEN)
+    assert sorted(named) == sorted(map(page.link, CHOSEN))
     assert [int(state.split(" ")[0]) for state, _ in table] == [len(names.split("; ")) for _, names in table]
     halves = [len(half) for half in html._halves(made)]
     assert halves == [3, 3] and html._halves(made[:1]) == [made[:1]] and html._halves([]) == []
@@ -190,8 +190,20 @@ def test_a_claims_section_begins_with_its_verdict(found: list[Finding], rows: di
         shown = section.partition('<p class="question">')[2].partition("</p>")[0]
         said = "without all runs" if line.state == summary.OPEN else line.state
         assert f">{said}</span>" in shown and line.claim.source in shown
-        heading = f"\n## {line.claim.number}. {line.claim.sentence}\n\n"
-        assert table.partition(heading)[2].startswith(f"**{said.capitalize()}.** {line.claim.source}")
+        heading = f'\n### <a id="claim-{line.claim.number}"></a>{line.claim.number}. {line.claim.sentence}\n\n'
+        fold = f'<details markdown="1">\n<summary><b>{said.capitalize()}.</b> {line.claim.source}</summary>\n\n'
+        assert table.partition(heading)[2].startswith(fold)
+
+
+def test_a_link_on_the_page_finds_a_heading_that_is_shown(found: list[Finding], rows: dict[str, Row]) -> None:
+    """Each claim has one place of its own, outside every fold, and tables of a line per claim are inside one."""
+    text = page.markdown(CHOSEN, REGIMES, found, rows)
+    shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    places = re.findall(r'^### <a id="(claim-\d+)"></a>', shown, re.MULTILINE)
+    assert sorted(places) == sorted(f"claim-{claim.number}" for claim in CHOSEN)
+    wanted = re.findall(r"\]\(#([^)]*)\)", text)
+    assert set(wanted) == set(places) and text.count("<details") == text.count("</details>") == len(places) + 2
+    assert not re.findall(r"^\| prediction \||^\| claim \| home \| verdict", shown, re.MULTILINE)
 
 
 def test_the_list_has_the_pages_words_and_says_what_is_left(found: list[Finding], rows: dict[str, Row]) -> None:
