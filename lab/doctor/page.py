@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,7 @@ from lab.doctor.evidence import CLUES
 from lab.doctor.heat import HeatMap, heat_map
 from lab.doctor.shares import by_kind, by_layer
 from lab.doctor.view import View
-from lab.report.figures import Caption, Figure
+from lab.report.figures import Caption, Figure, hover, line_trace
 from lab.report.page import page
 from lab.report.pictures import MAX_POINTS, ROUTING_LEVELS, extreme_curve, probability_scatter
 from lab.report.style import number
@@ -35,6 +35,7 @@ class Patient:
     newest_trace: Trace
     diagnosis: Diagnosis
     caveat: str = ""
+    replicate: ClassVar[int] = 0
 
     @cached_property
     def heat(self) -> HeatMap | None:
@@ -68,12 +69,9 @@ def along_response(patients: Sequence[Patient]) -> Figure | None:
         is_open_n = view.is_open_n & view.d_n.isfinite()
         at_n, size_n = view.position_n[is_open_n], view.size_n[is_open_n]
         points = [(t, size_n[at_n == t].median().item()) for t in at_n.unique().tolist() if int((at_n == t).sum()) >= 5]
-        data.append(
-            {"type": "scatter", "mode": "lines", "name": patient.label, "meta": {"run": patient.index, "role": "line"}}
-            # A log axis has no 0: None leaves a gap in the line.
-            | {"x": [t for t, _ in points], "y": [round(y, 8) or None for _, y in points]}
-            | {"customdata": [number(y) for _, y in points], "hovertemplate": "%{customdata}"}
-        )
+        # A log axis has no 0: None leaves a gap in the line.
+        x, y = [t for t, _ in points], [round(y, 8) or None for _, y in points]
+        data.append(line_trace(patient.index, patient.label, "line", x, y) | hover(number(y) for _, y in points))
     if not any(y for line in data for y in line["y"]):
         return None
     layout: dict[str, Any] = {

@@ -233,13 +233,18 @@ def _trace(run: ReportRun, values: Series, scale: Scale, role: str, marked: bool
     return line_trace(run.index, run.label, role, x, y, mode, 0 if role == "raw" else run.replicate)
 
 
+def dash(run: int, replicate: int = 0) -> str:
+    """The dash of a line in the run's colour: one further for each replicate, and for each turn of the palette."""
+    return DASHES[(run // len(PALETTE) + replicate) % len(DASHES)]
+
+
 def line_trace(
     run: int, label: str, role: str, x: Sequence[Any], y: Sequence[Any], mode: str = "lines", replicate: int = 0
 ) -> dict[str, Any]:
     """A trace of the run's name and dash; its colour is the page's, by `meta`."""
     return {
         "type": "scatter", "mode": mode, "x": x, "y": y, "name": label,
-        "line": {"dash": DASHES[(run // len(PALETTE) + replicate) % len(DASHES)]},
+        "line": {"dash": dash(run, replicate)},
         # Otherwise the edges cut the markers at both ends.
         "cliponaxis": False, "meta": {"run": run, "role": role},
     }  # fmt: skip

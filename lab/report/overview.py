@@ -10,6 +10,7 @@ from lab.report.figures import (
     Figure,
     caption,
     collapse_cross,
+    dash,
     end_labels,
     over_steps,
     run_lines,
@@ -21,11 +22,17 @@ from lab.report.figures import (
 from lab.report.runs import ReportRun
 from lab.report.scale import MARGIN, Scale
 from lab.report.story import first_step
+from lab.report.style import DASHES, listed
 from lab.verdict import REWARD
 
+REWARD_TITLE = "Reward in training"
 HEIGHT = 440
 LABEL_SIZE = 14
 """Font size of the labels at the ends of lines, pixels."""
+
+DASH_WORDS = dict(zip(DASHES, ("solid", "dashed", "dotted", "dash-dotted"), strict=True))
+MANY = 8
+"""Most runs that a note names one by one."""
 
 
 def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
@@ -47,8 +54,23 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
     if any(trace["meta"]["role"] == "collapse" for trace in data):
         note += "A cross marks the step from which the first rule of the verdict held; hovering shows the rule. "
     if any(run.replicate for run in runs):
-        note += "Runs of one treatment share a colour; dashes tell them apart."
-    return Figure("reward", "Reward in training", caption(REWARD), data, layout, note.rstrip(), HEIGHT)
+        note += f"Runs of one treatment share a colour; dashes tell them apart{_dashes(runs)}."
+    return Figure("reward", REWARD_TITLE, caption(REWARD), data, layout, note.rstrip(), HEIGHT)
+
+
+def _dashes(runs: Sequence[ReportRun]) -> str:
+    # By seed where a dash is the same seed of every treatment, else by run; hovering names the runs that are too many.
+    found: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        found.setdefault(dash(run.index, run.replicate), []).append(run)
+    seeds = {line: {run.setting("seed") for run in some} for line, some in found.items()}
+    if all(len(some) == 1 and None not in some for some in seeds.values()):
+        names = {line: f"seed {some.pop()}" for line, some in seeds.items()}
+    elif len(runs) <= MANY:
+        names = {line: listed(run.label for run in some) for line, some in found.items()}
+    else:
+        return ", and hovering names them"
+    return f" ({'; '.join(f'{DASH_WORDS[line]}: {names[line]}' for line in DASH_WORDS if line in names)})"
 
 
 def _window(runs: Sequence[ReportRun], num_values: int) -> int:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from lab.report.figures import Caption, Figure, bar_layout, bar_trace, hover
+from lab.report.figures import Caption, Figure, bar_layout, bar_trace, hover, line_trace
 from lab.report.runs import ReportRun
 from lab.report.scale import Scale
 from lab.report.style import number
@@ -35,7 +35,8 @@ TAUS = torch.logspace(0, 1, 61, dtype=torch.float64).tolist()
 
 
 Traced = Any
-"""A source of pictures, with an index (its colour), a label and a newest_trace: a run, or a trace alone (doctor)."""
+"""A source of pictures, with an index (its colour), a replicate (its dash), a label and a newest_trace: a run, or a
+trace alone (doctor)."""
 
 
 def probability_scatter(runs: Sequence[Traced]) -> Figure | None:
@@ -75,12 +76,9 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
     for run, trace in found:
         mask = _is_drawn(trace)
         shares = [extreme_fraction(trace.logp_old, trace.logp_mu, mask, tau=tau).item() for tau in TAUS]
-        data.append(
-            {"type": "scatter", "mode": "lines", "name": run.label, "meta": {"run": run.index, "role": "line"}}
-            # None for 0, which a log axis cannot draw.
-            | {"x": [round(tau, 4) for tau in TAUS], "y": [share or None for share in shares]}
-            | hover(map(number, shares))
-        )
+        x, y = [round(tau, 4) for tau in TAUS], [share or None for share in shares]  # a log axis has no 0
+        line = line_trace(run.index, run.label, "line", x, y, replicate=run.replicate)
+        data.append(line | hover(map(number, shares)))
     last = max((tau for line in data for tau, share in zip(line["x"], line["y"], strict=True) if share), default=1.0)
     layout: dict[str, Any] = {
         "xaxis": {"type": "log", "title": {"text": "tau"}, "range": [0, math.log10(max(2.0, last))]}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.records import RunFolder
+from lab.report.overview import reward_picture
 from lab.report.run_page import render
 from lab.report.runs import load_runs
 from lab.report.story import story
@@ -149,7 +151,7 @@ def test_a_treatment_has_one_button_one_label_and_one_colour(seeds: list[RunFold
     figures = {figure["id"]: figure for figure in payload(html)["figures"]}
     for figure in figures.values():
         assert {trace["meta"]["run"] for trace in figure["data"]} <= {0, 1}
-    for name in ("reward", "k3-kl", "entropy"):
+    for name in ("reward", "k3-kl", "entropy", "extreme-curve"):
         dashes = {run: _dashes(figures[name], run) for run in (0, 1)}
         assert len(set(dashes[0])) == 3 and dashes[0] == dashes[1]
     assert [label["name"] for label in figures["entropy"]["layout"]["annotations"]] == ["run-0", "run-1"]
@@ -159,6 +161,24 @@ def test_a_treatment_has_one_button_one_label_and_one_colour(seeds: list[RunFold
         (words.text, words.run) for said in story(load_runs(seeds)).sentences for words in said if words.run is not None
     }
     assert {("Without a remedy", 0), ("without a remedy", 0), ("R3", 1)} == inks
+
+
+def test_the_first_picture_says_which_dash_is_which_seed(tmp_path: Path) -> None:
+    """By seed where the treatments agree, by run where they do not; hovering names more runs than a note can."""
+    r3 = Recipe("r3", 4e-4, 0.08, mode="R3")
+    noted = [
+        ([("none", 1), ("r3", 1), ("none", 2), ("r3", 2)], "apart (solid: seed 1; dashed: seed 2)."),
+        ([("none", 1), ("none", 2), ("r3", 2)], "apart (solid: none-1 and r3-2; dashed: none-2)."),
+        ([("none", 1)] + [("r3", seed) for seed in range(8)], "apart, and hovering names them."),
+        ([("none", 1), ("r3", 2)], ""),
+    ]
+    for number, (wanted, words) in enumerate(noted):
+        made = [
+            write_run(tmp_path / str(number), replace(r3 if name == "r3" else DEMO[0], name=f"{name}-{seed}"), seed, 5)
+            for name, seed in wanted
+        ]
+        picture = reward_picture(load_runs(made))
+        assert picture is not None and picture.note.endswith(words) and ("dashes" in picture.note) == bool(words)
 
 
 def _dashes(figure: dict[str, Any], run: int) -> list[str]:
