@@ -144,13 +144,14 @@ def heat(
     title: str,
     x: str,
     y: str,
+    measure: str = "",
     texts: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
     """A heat map of numbers, written into their cells; None is an empty cell. The first row is on top.
 
-    The colours diverge from 0, which is white; where no number is negative, there is one colour, from 0 on. `texts`
-    replace the numbers in the cells, without a colour bar; hovering still shows the numbers. Raises ValueError where
-    `rows`, `columns` or `texts` do not match the shape of `values`.
+    The colours diverge from 0, which is white; where no number is negative, there is one colour, from 0 on. `measure`
+    is the title of the colour bar. `texts` replace the numbers in the cells, without a colour bar; hovering still shows
+    the numbers. Raises ValueError where `rows`, `columns` or `texts` do not match the shape of `values`.
     """
     shape = (len(values), len(values[0]) if values else 0)
     written = [["" if value is None else number(float(value)) for value in row] for row in values]
@@ -174,6 +175,7 @@ def heat(
         texttemplate="%{text}",
         customdata=written,
         showscale=texts is None,
+        colorbar={"title": {"text": measure, "side": "right"}} if measure else None,
         hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>",
         xgap=2,
         ygap=2,

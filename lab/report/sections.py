@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.report.figures import FigureFunction, Lines
+from lab.report.overview import REWARD_TITLE
 from lab.report.pictures import (
     ROUTING_LEVELS,
     deviation_tails,
@@ -15,7 +16,8 @@ from lab.report.pictures import (
 from lab.report.runs import ACCURACY, EXTREME
 from lab.report.timing import STEP, TableFunction, Throughput, interruptions, payloads, shares, time_parts
 from lab.report.tokens import token_difference, token_map
-from lab.verdict import ENTROPY, KL
+from lab.verdict import ENTROPY, KL, REWARD
+from theory.metrics import REGISTRY
 
 LEARNING: tuple[FigureFunction, ...] = (Lines("accuracy", "Held-out accuracy", ACCURACY, style="points"),)
 DISCREPANCY: tuple[FigureFunction, ...] = (
@@ -99,3 +101,10 @@ SECTIONS = (
         (payloads, interruptions),
     ),
 )
+
+
+def metric_words(name: str) -> str:
+    """The title under which the report draws this metric over the steps, with its unit; KeyError where it does not."""
+    figures = [figure for section in SECTIONS for figure in section.figures if isinstance(figure, Lines)]
+    titles = {REWARD: REWARD_TITLE} | {figure.name: figure.title for figure in figures}
+    return f"{titles[name]} [{REGISTRY[name].unit}]"

@@ -74,6 +74,9 @@ def test_heat_and_clouds_are_the_numbers() -> None:
     assert (figure.data[0].z[0], figure.data[0].zmin, figure.data[0].zmax) == ([1.0, -3.0], -3.0, 3.0)
     assert list(figure.data[0].text[0]) == list(figure.data[0].customdata[0]) == ["1", "-3"]
     assert figure.data[0].colorscale[0][1] != figure.data[0].colorscale[-1][1]
+    assert figure.data[0].colorbar.title.text is None
+    bar = heat([[1.0]], rows=["r"], columns=["p"], measure="nats", **WORDS).data[0].colorbar
+    assert bar.title.text == "nats"
     figure = heat([[1.0, None]], rows=["r"], columns=["p", "q"], texts=[["+", ""]], **WORDS)
     assert (figure.data[0].zmin, figure.data[0].zmax) == (0.0, 1.0)
     assert list(figure.data[0].text[0]) == ["+", ""] and list(figure.data[0].customdata[0]) == ["1", ""]

@@ -15,7 +15,7 @@ import pytest
 from lab.records import RunFolder
 from lab.report.run_page import render, write_report
 from lab.report.runs import load_runs
-from lab.report.sections import SECTIONS
+from lab.report.sections import SECTIONS, metric_words
 from lab.report.style import PALETTE
 from tests.lab.browser import Page, payload, probed, whole
 from tests.lab.synthetic_runs import DEMO, write_demo
@@ -206,6 +206,17 @@ def test_every_caption_comes_from_the_registry(html: str) -> None:
             name = getattr(figure, "name", None)
             if name is not None and figure.id in EXPECTED:
                 assert f"<code>{name}</code> {REGISTRY[name].formula}" in text
+
+
+def test_a_metric_has_the_reports_words_elsewhere(html: str) -> None:
+    """Those of the figure that draws it, with the registered unit; there are none for a metric without a figure."""
+    names = ["reward/mean", "rollout_corr/k3_kl", "actor/grad_norm"]
+    assert [metric_words(name) for name in names] == [
+        "Reward in training [reward]", "KL between rollout and training engine [nats/token]", "Gradient norm [1]",
+    ]  # fmt: skip
+    assert all(metric_words(name).partition(" [")[0] in html for name in names)
+    with pytest.raises(KeyError, match="replay_bias"):
+        metric_words("replay_bias")
 
 
 def test_remarks_on_a_stable_run_are_printed(tmp_path: Path) -> None:
