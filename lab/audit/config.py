@@ -42,7 +42,7 @@ class Policies(Strict):
     num_tokens: int = Field(default=3, ge=2, description="tokens of the vocabulary, the end token included")
     has_end: bool = Field(default=False, description="whether the last token ends a response (ragged lengths)")
     lengths: tuple[Length, ...] = Field(default=(4,), min_length=1, description="maximum response lengths, in tokens")
-    seeds: int = Field(default=4, ge=1, description="random policies per length")
+    seeds: int = Field(default=4, ge=1, le=10**5, description="random policies per length")
     objectives: tuple[str, ...] | None = Field(default=None, description="labels of the objectives; null: all")
 
     @model_validator(mode="after")

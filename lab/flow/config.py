@@ -120,7 +120,7 @@ class TrainingBlock(Strict):
 
     optimizer: str = Field(default="adam", description=f"one of {', '.join(OPTIMIZERS)}")
     rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time per update")
-    num_updates: int = Field(default=200, ge=1, description="updates of a run")
+    num_updates: int = Field(default=200, ge=1, le=10**7, description="updates of a run")
     temperature: float = Field(default=1.0, gt=0, description="pi and mu are the policies of logits / T, as in a run")
     lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
     group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
