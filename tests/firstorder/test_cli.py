@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
     return path
+
+
+def environment() -> dict[str, str]:
+    """The environment in which `python -m firstorder` is this checkout's in any folder, not the installed one."""
+    before = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), before] if before else [str(ROOT)])}
 
 
 def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:

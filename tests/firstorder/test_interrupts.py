@@ -16,7 +16,7 @@ from firstorder.cli import app, main
 from lab.files import TEMPORARY
 from lab.interrupts import Interrupted, held, interruptible
 from lab.records import RunFolder
-from tests.firstorder.test_cli import TINY
+from tests.firstorder.test_cli import TINY, environment
 
 STEPS = 100_000
 
@@ -30,7 +30,9 @@ def start(folder: Path, words: list[str]) -> subprocess.Popen[str]:
     """The command in a process of its own, in that folder; whoever starts it kills it."""
     command = [sys.executable, "-m", "firstorder", *words]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, preexec_fn=listen)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True, preexec_fn=listen
+    )
 
 
 def wait_for_steps(process: subprocess.Popen[str], folder: Path, num_rows: int) -> None:

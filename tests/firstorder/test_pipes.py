@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.records import RunFolder
-from tests.firstorder.test_cli import ROOT, TINY
+from tests.firstorder.test_cli import ROOT, TINY, environment
 
 NUM_STEPS = 60
 
@@ -18,7 +18,8 @@ NUM_STEPS = 60
 def leave(folder: Path, words: list[str], flags: tuple[str, ...] = (), num_lines: int = 1) -> tuple[int, list[str]]:
     """The command's exit code and its first lines, after which its reader of stdout and stderr is gone."""
     command = [sys.executable, *flags, "-m", "firstorder", *words]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=out, stderr=err, text=True) as process:
         assert process.stdout is not None
         try:
             lines = [process.stdout.readline() for _ in range(num_lines)]
@@ -26,6 +27,13 @@ def leave(folder: Path, words: list[str], flags: tuple[str, ...] = (), num_lines
             return process.wait(timeout=120), lines
         finally:
             process.kill()
+
+
+def test_these_processes_run_this_checkouts_code(tmp_path: Path) -> None:
+    """From another folder, too, where `python -m` would find the installed command, which may be another checkout's."""
+    command = [sys.executable, "-c", "import firstorder, lab; print(firstorder.__file__, lab.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == [str(ROOT / name / "__init__.py") for name in ("firstorder", "lab")]
 
 
 @pytest.mark.parametrize("flags", [(), ("-u",)], ids=["buffered", "unbuffered"])
