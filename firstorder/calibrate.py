@@ -15,7 +15,10 @@ def calibrate(
     context: typer.Context,
     trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace, as `firstorder doctor` reads it.")],
     config: SandboxConfig,
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Draws of the batch that the fit is measured on.")] = 4,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Draws of the batch that compare fits; noise is fitted on one."),
+    ] = 4,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Also write the engine block there.")] = None,
     debug: Debug = False,
 ) -> None:

@@ -46,6 +46,7 @@ def train(
     from firstorder.worlds import Schemas, runner
     from lab.config.load import load, to_yaml
     from lab.config.naming import naming
+    from lab.config.presets import kept_numbers
     from lab.interrupts import Interrupted
     from lab.strict import ConfigError
 
@@ -55,6 +56,8 @@ def train(
     words = [config, *context.args]
     path, overrides = split(words)
     run_config = load(path, overrides, Schemas())
+    for line in kept_numbers(path, overrides):
+        typer.echo(line, err=True)
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
         return
