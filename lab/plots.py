@@ -145,13 +145,15 @@ def heat(
     x: str,
     y: str,
     measure: str = "",
+    more_is_better: bool = False,
     texts: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
     """A heat map of numbers, written into their cells; None is an empty cell. The first row is on top.
 
-    The colours diverge from 0, which is white; where no number is negative, there is one colour, from 0 on. `measure`
-    is the title of the colour bar. `texts` replace the numbers in the cells, without a colour bar; hovering still shows
-    the numbers. Raises ValueError where `rows`, `columns` or `texts` do not match the shape of `values`.
+    The colours diverge from 0, which is white; where no number is negative, there is one colour, from 0 on: red, or
+    blue if `more_is_better`. `measure` is the title of the colour bar. `texts` replace the numbers in the cells,
+    without a colour bar; hovering still shows the numbers. Raises ValueError where `rows`, `columns` or `texts` do not
+    match the shape of `values`.
     """
     shape = (len(values), len(values[0]) if values else 0)
     written = [["" if value is None else number(float(value)) for value in row] for row in values]
@@ -170,7 +172,7 @@ def heat(
         y=[str(one) for one in rows],
         zmin=0.0 if is_one_sided else -largest,  # one limit on both sides, so that 0 is white
         zmax=largest,
-        colorscale="Reds" if is_one_sided else "RdBu_r",
+        colorscale=("Blues" if more_is_better else "Reds") if is_one_sided else "RdBu_r",
         text=written if texts is None else [list(row) for row in texts],
         texttemplate="%{text}",
         customdata=written,

@@ -77,6 +77,10 @@ def test_heat_and_clouds_are_the_numbers() -> None:
     assert figure.data[0].colorbar.title.text is None
     bar = heat([[1.0]], rows=["r"], columns=["p"], measure="nats", **WORDS).data[0].colorbar
     assert bar.title.text == "nats"
+    high = [
+        heat([[1.0]], rows=["r"], columns=["p"], more_is_better=better, **WORDS).data[0] for better in (False, True)
+    ]
+    assert [one.colorscale[-1][1] for one in high] == ["rgb(103,0,13)", "rgb(8,48,107)"]  # the darkest red and blue
     figure = heat([[1.0, None]], rows=["r"], columns=["p", "q"], texts=[["+", ""]], **WORDS)
     assert (figure.data[0].zmin, figure.data[0].zmax) == (0.0, 1.0)
     assert list(figure.data[0].text[0]) == ["+", ""] and list(figure.data[0].customdata[0]) == ["1", ""]
