@@ -34,7 +34,9 @@ def check_batch(config: ScaledRun) -> None:
     """Raises ConfigError for more responses than MOST_RESPONSES."""
     batch, over = config.algorithm.batch, config.algorithm.oversampling
     drawn = (batch.num_prompts + (0 if over is None else over.extra_prompts)) * batch.num_responses
-    judged = config.evaluation.num_problems(config.task.count_held_out()) * config.evaluation.num_samples
+    # A plan reads no problem file: each layout of a search would read it again.
+    held_out = getattr(config.task, "num_held_out", None)
+    judged = config.evaluation.num_problems(held_out) * config.evaluation.num_samples
     for field, num in (("algorithm.batch", drawn), ("evaluation", judged)):
         if num > MOST_RESPONSES:
             raise ConfigError(f"{field}: expected at most {MOST_RESPONSES:,} responses, got {num:,}")
