@@ -21,6 +21,11 @@ from theory.streams import stream
 GENERATOR = stream(0, "no demonstration draws from it")
 
 
+SMALLEST = list(itertools.combinations_with_replacement(range(1, 10), 2))
+SEEDS = [seed for seed in range(1001) if any(is_held_out(seed, *terms) for terms in SMALLEST)]
+"""Seeds that hold out a problem of the smallest size; the task refuses the others for it."""
+
+
 @st.composite
 def dials(draw) -> dict[str, Any]:
     """Every dial's values. Tests build the task: the type checks draw from `random`, which strategies must not."""
@@ -32,7 +37,7 @@ def dials(draw) -> dict[str, Any]:
         "num_terms": 2 if operation == "subtract" else draw(st.integers(2, 10)),
         "operation": operation,
         "num_held_out": 1,
-        "seed": draw(st.integers(0, 1000)),
+        "seed": draw(st.sampled_from(SEEDS)),
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from firstorder.cli import main
 from lab.config.load import load
 from lab.tasks.arithmetic import ALPHABET
 from sandbox.model import MoE
@@ -52,6 +53,13 @@ def rungs(tmp_path_factory: pytest.TempPathFactory) -> list[Rung | Missing]:
     return list(
         climb(load(path, [], {"scaled": ScaledRun}), 2, ("fp32", FP8, "bf16, batch-invariant"), root / "traces")
     )
+
+
+def test_an_error_before_the_first_engine_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The model's folder is opened only as an engine would start."""
+    config = str(Path(__file__).parents[2] / "configs" / "scaled" / "minirl" / "n1.yaml")
+    assert main(["ladder", config, "--model.path", "nowhere"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {config}: model.path: ")
 
 
 def test_the_trainer_scores_each_draw_twice(rungs: list[Rung | Missing]) -> None:

@@ -6,6 +6,7 @@ NumPy arrays and scalars of bools, integers and floats are allowed.
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def content_of(path: Path) -> Mapping[str, Any]:
         # Opened separately: an OSError inside torch.load is from a torn file (a seek past its end), not from the disk.
         with disk_errors(path, "read"):
             file = path.open("rb")
-        with file, torch.serialization.safe_globals(_SAFE):
+        # torch 2.14 warns of sparse tensors, which are refused below.
+        with file, torch.serialization.safe_globals(_SAFE), warnings.catch_warnings(action="ignore"):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except RecordError:
         raise
