@@ -43,11 +43,10 @@ def train(
     Results go to runs/<name>/<UTC time>-<config hash>/; the last lines say how the run ended and where its page is. A
     killed run continues with --resume, to the same bits as if it had never stopped.
     """
-    from firstorder.worlds import Schemas, runner
+    from firstorder.worlds import Schemas
     from lab.config.load import load, to_yaml
     from lab.config.naming import naming
     from lab.config.presets import kept_numbers
-    from lab.interrupts import Interrupted
     from lab.strict import ConfigError
 
     if resume_if_any and not resume and is_given(context, "resume"):
@@ -56,7 +55,7 @@ def train(
     words = [config, *context.args]
     path, overrides = split(words)
     run_config = load(path, overrides, Schemas())
-    for line in kept_numbers(path, overrides):
+    for line in kept_numbers(run_config.algorithm.objective, overrides):
         typer.echo(line, err=True)
     if print_config:
         typer.echo(to_yaml(run_config), nl=False)
@@ -64,22 +63,28 @@ def train(
     with naming(path, run_config):
         run_config = run_config.settled()  # --resume looks for the config that ran
         folder = _unfinished(run_config) if resume else _resumable(run_config) if resume_if_any else None
+        _run(run_config, folder, words, progress)
 
-        for note in run_config.algorithm.build().notes:
-            typer.echo(f"algorithm.{note}", err=True)
 
-        from lab.ending import last_words, write_page
+def _run(config: RunConfig, folder: RunFolder | None, words: list[str], progress: Progress) -> None:
+    """Starts the run, or continues that of the folder, and prints its last words."""
+    from firstorder.worlds import runner
+    from lab.ending import last_words, write_page
+    from lab.interrupts import Interrupted
 
-        if folder is not None and folder.is_finished:  # killed after its verdict
-            with folder.hold():
-                write_page(folder)
-        else:
-            try:
-                folder = runner(run_config.backend)(run_config, folder=folder, progress=progress)
-            except Interrupted as stop:
-                # The same signal, so the same exit code, with the command that continues the run.
-                raise Interrupted(stop.signum, _how_to_continue(run_config, words, progress)) from stop
-        typer.echo("\n".join(last_words(folder)))
+    for note in config.algorithm.build().notes:
+        typer.echo(f"algorithm.{note}", err=True)
+    if folder is not None and folder.is_finished:  # killed after its verdict
+        with folder.hold():
+            write_page(folder)
+        ended = folder
+    else:
+        try:
+            ended = runner(config.backend)(config, folder=folder, progress=progress)
+        except Interrupted as stop:
+            # The same signal, so the same exit code, with the command that continues the run.
+            raise Interrupted(stop.signum, _how_to_continue(config, words, progress)) from stop
+    typer.echo("\n".join(last_words(ended)))
 
 
 def is_given(context: typer.Context, name: str) -> bool:
