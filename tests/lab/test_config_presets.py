@@ -21,6 +21,7 @@ WHOLE = ["--algorithm.objective", "{preset: gspo}"]
         ([PRESET, "minirl"], []),  # its own eps_high is 0.27, too
         ([PRESET, "gspo", HIGH, "1e-3"], []),
         ([HIGH, "0.3"], []),
+        (["--seed", "1"], []),  # no preset is named, though the file has another number than its preset
         (WHOLE, []),
         ([*WHOLE, PRESET, "gspo"], []),
     ],
