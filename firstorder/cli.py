@@ -26,6 +26,7 @@ from firstorder.promote import promote
 from firstorder.report import report
 from firstorder.reproduce import reproduce
 from firstorder.train import train
+from firstorder.translate import translate
 from lab.interrupts import Interrupted, interruptible
 
 MOST = 300
@@ -46,6 +47,7 @@ app.command(short_help="List the configs that come with firstorder.")(configs)
 with_fields(short_help="Train by exact expected updates: the effect of bias alone.")(flow)
 app.command(short_help="Write one HTML page for one or several runs.")(report)
 app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
+with_fields(short_help="Print a config's recipe as options of verl or TRL.")(translate)
 with_fields(short_help="State the needs of a cluster run, and whether it fits, without a GPU.")(plan)
 with_fields(short_help="Write the script that starts a cluster run: Slurm or Ray.")(launch)
 with_fields(short_help="Measure vLLM engines of every precision against the training engine.")(ladder)

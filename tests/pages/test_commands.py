@@ -24,7 +24,7 @@ from tests.pages.shown import PAGES, ROOT, Block, blocks, checkout, commands, in
 SHOWING = [page for page in PAGES if commands(page)]
 RUNNING = [page for page in PAGES if any(block.runs for block in blocks(page))]
 MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-CONFIGURED = {"train", "plan", "launch", "ladder", "filter", "calibrate"}
+CONFIGURED = {"train", "plan", "launch", "ladder", "filter", "calibrate", "translate"}
 """Commands whose other options are fields of a run's config."""
 SHORT = shlex.split(
     "--num_steps 2 --cold_start null --compile null --algorithm.batch.num_prompts 8 --evaluation.max_prompts 8"

@@ -1,0 +1,103 @@
+"""`firstorder translate`: the recipe of a config as options of another framework."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from firstorder.options import Debug
+
+if TYPE_CHECKING:
+    from lab.translate import Option, Translation
+
+
+class Framework(StrEnum):
+    """The frameworks into whose options recipes are translated (lab/translate)."""
+
+    verl = "verl"
+    trl = "trl"
+
+
+INCOMPLETE = 3
+"""The exit code where a part of the recipe has no option."""
+
+
+def translate(
+    context: typer.Context,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The config of a run, of either world.")],
+    to: Annotated[Framework, typer.Option(help="The framework.")],
+    sizes: Annotated[
+        bool,
+        typer.Option(
+            "--sizes", help="Add batch, lengths and the optimiser, which a run of the sandbox should not hand on."
+        ),
+    ] = False,
+    partly: Annotated[
+        bool, typer.Option("--partly", help="Print the options even if a part of the recipe has none.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Print the recipe of CONFIG as options of verl or TRL: objective, corrections and replay, with the same gradient.
+
+    Options are printed for copying: overrides of verl.trainer.main_ppo, or arguments of trl.GRPOConfig. If a part of
+    the recipe has no option there, none is printed, stderr says which part and why, and the exit code is 3. The
+    config's own fields can be set here, as in `firstorder train`.
+
+    \b
+    Examples:
+      firstorder translate configs/demo/tis.yaml --to verl
+      firstorder translate configs/demo/none.yaml --to trl --algorithm.objective.preset cispo
+      firstorder translate configs/scaled/minirl/n8_r3.yaml --to verl --sizes --json
+    """
+    from firstorder.worlds import Schemas
+    from lab.config.load import load
+    from lab.translate import FRAMEWORKS
+
+    found = FRAMEWORKS[to](load(config, context.args, Schemas()).algorithm.build())
+    is_shown = partly or not found.unsaid
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    elif is_shown:
+        typer.echo("\n".join(_lines(to, found.recipe + (found.sizes if sizes else []))))
+        _tell(found, sizes)
+    for part in found.unsaid:
+        typer.echo(f"no option in {found.title}: {part}", err=True)
+    if not is_shown:
+        typer.echo("--partly prints the options of the rest, which is another recipe", err=True)
+        raise typer.Exit(INCOMPLETE)
+
+
+def _lines(framework: Framework, options: list[Option]) -> list[str]:
+    """The options as they are typed: Hydra's for verl, Python's for TRL."""
+    if framework is Framework.verl:
+        return [f"{option.name}={_hydra(option.value)}" for option in options]
+    return [f"{option.name}={option.value!r}," for option in options]
+
+
+def _hydra(value: object) -> str:
+    """A value in Hydra's grammar; quoted for the shell where that would read it."""
+    from lab.translate.translation import NEVER
+
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if value == NEVER:
+        return "1e9"
+    if isinstance(value, list):
+        return f"'[{','.join(map(str, value))}]'"
+    # "0.5_2.0" is a string of verl's, which Hydra would take for the number 0.52.
+    return f"\"'{value}'\"" if isinstance(value, str) and "_" in value and value[0].isdigit() else str(value)
+
+
+def _tell(found: Translation, has_sizes: bool) -> None:
+    """Writes to stderr the framework and the notes."""
+    typer.echo(f"\n{found.title}, {found.kind}.", err=True)
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
+    if not has_sizes:
+        typer.echo("note: batch, lengths and the optimiser are left out; --sizes adds them.", err=True)
