@@ -11,7 +11,8 @@ One safetensors file per side. Letters beyond theory/contracts.py: N all tokens 
 
 Modules under Hugging Face's names or Megatron's: `model.layers.3.self_attn` or `decoder.layers.3.self_attention`,
 `.mlp`, `.mlp.gate` or `.mlp.router`, `model.norm` or `decoder.final_layernorm`, `model.embed_tokens` or
-`embedding.word_embeddings`. Missing tensors are not checked. docs/how-to/find-the-layer.md has hooks that write them.
+`embedding.word_embeddings`. Missing tensors are not checked; values that are not finite are refused.
+docs/how-to/find-the-layer.md has hooks that write them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ KNOWN = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """Hidden states of one engine; ValueError if rows and tokens do not fit."""
+    """Hidden states of one engine; ValueError if rows and tokens do not fit, or for values that are not finite."""
 
     # The underscores keep the shape checks of the tests from refusing a misfit before our own message does.
     tokens: Int[Tensor, " _N"]
@@ -66,6 +67,19 @@ class States:
                 raise ValueError(f"{name}: expected {expected}, got {got}")
         if not self.values:
             raise ValueError("expected inputs and outputs of modules (model.layers.0.mlp.out ...), got none")
+        self._require_finite()
+
+    def _require_finite(self) -> None:
+        """ValueError that names the first tensor of the forward pass with NaN or infinite values."""
+        # Refused, as they spread: the reference's outputs on such inputs are no better, and nothing would be out.
+        found = [name for name in sorted(self.values, key=_place) if not bool(self.values[name].isfinite().all())]
+        if found:
+            value = self.values[found[0]]
+            count = int((~value.isfinite()).sum())
+            more = f"; it is the first in the forward pass of {len(found)} such tensors" if len(found) > 1 else ""
+            raise ValueError(
+                f"{found[0]}: expected finite values, got {count:,} of {value.numel():,} that are NaN or infinite{more}"
+            )
 
     @property
     def precision(self) -> str:
@@ -102,6 +116,14 @@ class States:
             raise ValueError(f"{path}: expected a safetensors file, got {error}") from error
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def _place(name: str) -> tuple[int, int]:
+    """The place of a tensor in the forward pass: its layer, -1 for the embedding, and its order there."""
+    if ".layers." not in name:
+        return (-1, 0) if name == "model.embed_tokens.out" else (2**31, 0)
+    layer, end = name.removeprefix("model.layers.").split(".", 1)
+    return int(layer), ("self_attn.in", "self_attn.out", "mlp.in", "mlp.gate.out", "mlp.out").index(end)
 
 
 def theirs(name: str) -> str:

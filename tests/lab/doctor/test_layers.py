@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,4 +160,29 @@ def test_tokens_and_lengths_that_do_not_fit_are_one_line(
     whole = {"tokens": torch.tensor(tokens), "lengths": torch.tensor(lengths, dtype=torch.long)}
     save_file(whole | {"model.norm.out": torch.zeros(3, 2)}, path := tmp_path / "mu.states.safetensors")
     with pytest.raises(ValueError, match=f"^{path}: {words}$"):
+        States.load(path)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("model.layers.0.mlp.gate.out",), "model.layers.0.mlp.gate.out: expected finite values, got 2 of 6 that are "
+         "NaN or infinite"),
+        (("model.norm.out", "model.layers.10.mlp.out", "model.layers.2.mlp.out", "model.layers.2.mlp.in"),
+         "model.layers.2.mlp.in: expected finite values, got 2 of 6 that are NaN or infinite; it is the first in the "
+         "forward pass of 4 such tensors"),
+    ],
+)  # fmt: skip
+def test_states_and_router_scores_that_are_not_finite_are_one_line(
+    names: tuple[str, ...], words: str, bad: float, tmp_path: Path
+) -> None:
+    """The field, the number of values and what was expected; of several the first that the engine computed."""
+    every = ("model.embed_tokens.out", *names, "model.layers.0.self_attn.out", "model.layers.0.mlp.out")
+    values = {name: torch.zeros(3, 2) for name in every}
+    for name in names:
+        values[name][1:, 0] = bad
+    whole = {"tokens": torch.tensor([1, 2, 3]), "lengths": torch.tensor([3])}
+    save_file(whole | values, path := tmp_path / "mu.states.safetensors")
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: {words}')}$"):
         States.load(path)
