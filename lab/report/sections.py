@@ -103,8 +103,13 @@ SECTIONS = (
 )
 
 
-def metric_words(name: str) -> str:
-    """The title under which the report draws this metric over the steps, with its unit; KeyError where it does not."""
+def metric_title(name: str) -> str:
+    """The title under which the report draws this metric over the steps; KeyError where it does not."""
     figures = [figure for section in SECTIONS for figure in section.figures if isinstance(figure, Lines)]
     titles = {REWARD: REWARD_TITLE} | {figure.name: figure.title for figure in figures}
-    return f"{titles[name]} [{REGISTRY[name].unit}]"
+    return titles[name]
+
+
+def metric_words(name: str) -> str:
+    """The metric's title in the report, with its unit; KeyError where it draws none."""
+    return f"{metric_title(name)} [{REGISTRY[name].unit}]"

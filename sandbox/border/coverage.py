@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pandas as pd
 
 from lab.report.style import listed
-from sandbox.border.pictures import FULL, GAP_WORDS, TITLES
+from sandbox.border.pictures import FULL
 from sandbox.border.study import paragraph
 from sandbox.border.table import where
-from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS, remedies_at
+from sandbox.claims.border_arms import DEGREES, GAP_WORDS, REMEDIES, REMEDY_WORDS, ROUTER_GAPS, remedies_at
 
 Place = tuple[str, int, str]
 
@@ -46,7 +46,7 @@ def markdown(grpo: pd.DataFrame) -> str:
     together: dict[tuple[str, ...], list[str]] = {}
     for remedy, gaps in by_remedy.items():
         if gaps:
-            together.setdefault(gaps, []).append(TITLES[remedy])
+            together.setdefault(gaps, []).append(REMEDY_WORDS[remedy])
     named = {(gap, n, remedy) for gap, n, remedy in lacking if gap in empty or gap in by_remedy[remedy]}
     parts = [f"{GAP_WORDS[gap]} without router noise" if gap == "r0" else GAP_WORDS[gap] for gap in empty]
     parts += [f"{listed(remedies)} with {listed(_gaps(gaps))}" for gaps, remedies in together.items()]

@@ -15,10 +15,9 @@ from lab.report.style import PALETTE, number
 from sandbox.border import dual_clip
 from sandbox.border.fit import comparable, logistic, points
 from sandbox.border.objectives import OBJECTIVES
-from sandbox.border.pictures import TITLES
 from sandbox.border.rates import NUMBER, counted
 from sandbox.border.table import where
-from sandbox.claims.border_arms import DEGREES
+from sandbox.claims.border_arms import DEGREES, REMEDY_WORDS
 from sandbox.ledger.cells import NUM_WINDOWS, last_step
 from sandbox.ledger.claim import Row
 
@@ -79,7 +78,7 @@ def _shares(axis: Axes, runs: pd.DataFrame, ink: str, marker: str, label: str, *
 def entropy_picture(table: pd.DataFrame, rows: Mapping[str, Row]) -> Figure:
     """The median entropy of the runs over their updates, at N = 8: GRPO by remedy, and objectives without replay."""
     remedies = [("grpo", "exact", "none", "an exact engine")]
-    remedies += [("grpo", "r0.5", name, TITLES[name]) for name in ("none", "R2", "R3", "tis", "tis-R3")]
+    remedies += [("grpo", "r0.5", name, REMEDY_WORDS[name]) for name in ("none", "R2", "R3", "tis", "tis-R3")]
     objectives = [(name, "r0.5", "none", words) for name, words in OBJECTIVES.items()]
     figure = Figure(figsize=(8.4, 3.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)

@@ -12,10 +12,10 @@ from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border import controls, peaks
 from sandbox.border.fit import BorderFit, alike, comparable, fit_all
-from sandbox.border.pictures import TITLES
 from sandbox.border.rates import NUMBER
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import ended, on_map, places, summary, where
+from sandbox.claims.border_arms import REMEDY_WORDS
 
 LEAST = 3
 """The least number of places to which a border is fitted: two points lie on any curve."""
@@ -56,12 +56,12 @@ def unaided(study: BorderStudy) -> pd.DataFrame:
 def markdown(study: BorderStudy, looked_at: pd.DataFrame) -> str:
     """The section; empty without runs with a dual clip. `looked_at` has the updates of peaks.py, or is empty."""
     found = places(study.dual_clipped)
-    found = found.assign(order=[list(TITLES).index(remedy) for remedy in found["remedy"]])
+    found = found.assign(order=[list(REMEDY_WORDS).index(remedy) for remedy in found["remedy"]])
     found = found.sort_values(["gap", "N", "order"], kind="stable")
     lines = []
     for place in found.to_dict("records"):
         plain = _at(study.grpo, gap=place["gap"], remedy=place["remedy"], N=place["N"])
-        engine, remedy = controls.words_of(str(place["gap"])), TITLES[str(place["remedy"])]
+        engine, remedy = controls.words_of(str(place["gap"])), REMEDY_WORDS[str(place["remedy"])]
         lines.append((engine, str(place["N"]), remedy, *_outcome(plain), *_outcome(place)))
     if not lines:
         return ""

@@ -18,9 +18,9 @@ from lab.report.differences import leaves
 from lab.report.page import embedded, page
 from lab.report.style import number
 from lab.strict import validate
-from sandbox.border.pictures import COLOURS, GAP_WORDS, TITLES
+from sandbox.border.pictures import COLOURS
 from sandbox.border.table import PLACE, places, runs, same_as, where
-from sandbox.claims.border_arms import DEGREES, GAPS, NORMS, at
+from sandbox.claims.border_arms import DEGREES, GAP_WORDS, GAPS, NORMS, REMEDY_WORDS, at
 from sandbox.config import SandboxRun
 from sandbox.ledger.cells import Regime, cell, key, last_step
 from sandbox.ledger.claim import Row
@@ -50,7 +50,8 @@ def explorer(rows: Mapping[str, Row], regime: Regime) -> str:
     kl = {gap: where(table, preset="grpo", gap=gap, remedy="none")["kl"].to_numpy(dtype=float) for gap in ENGINES}
     data = {
         "presets": {name: words for name, words in PRESETS.items() if name in set(table["preset"])},
-        "remedies": TITLES, "degrees": DEGREES, "updates": _updates(regime), "first": "/".join(map(str, FIRST_SHOWN)),
+        "remedies": REMEDY_WORDS, "degrees": DEGREES, "updates": _updates(regime),
+        "first": "/".join(map(str, FIRST_SHOWN)),
         "gaps": {gap: [words, number(float(kl[gap].mean()))] for gap, words in ENGINES.items() if len(kl[gap])},
         "places": found, "same": dict(_twins(found)),
     }  # fmt: skip
@@ -69,7 +70,7 @@ def _twins(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for preset in NORMS:
         for gap in GAPS:
             for n in DEGREES:
-                for remedy in TITLES:
+                for remedy in REMEDY_WORDS:
                     other = f"{preset}/{same_as(gap, n, remedy)}/{gap}/{n}"
                     if (own := f"{preset}/{remedy}/{gap}/{n}") not in found and other in found:
                         yield own, other

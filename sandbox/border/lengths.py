@@ -12,9 +12,8 @@ from scipy import stats
 from lab.markdown import markdown_table
 from lab.report.style import number
 from sandbox.border.alarm import AlarmRule, shares
-from sandbox.border.pictures import TITLES
 from sandbox.border.table import FIRST, where
-from sandbox.claims.border_arms import SUMS, sums
+from sandbox.claims.border_arms import REMEDY_WORDS, SUMS, sums
 from sandbox.ledger.cells import Regime, key
 from sandbox.ledger.claim import Row
 from sandbox.ledger.course import area, collapsed
@@ -73,7 +72,7 @@ def markdown(rows: Mapping[str, Row], regime: Regime) -> str:
         return ""
     lines = [
         (
-            f"{one['length']:.0f}", one["gap"], TITLES[one["remedy"]], number(one["kl"]),
+            f"{one['length']:.0f}", one["gap"], REMEDY_WORDS[one["remedy"]], number(one["kl"]),
             f"{one['collapsed']} of {one['n']}", number(one["area"]), *(number(one[name]) for name in NUMBERS),
         )
         for one in found.to_dict("records")

@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from lab.markdown import markdown_table
-from sandbox.border.pictures import TITLES
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import ended, summary
-from sandbox.claims.border_arms import NORMS
+from sandbox.claims.border_arms import NORMS, REMEDY_WORDS
 
 GAP = "r0.5"
 DEGREES = (1, 2, 4, 8)
@@ -54,7 +53,7 @@ def sides(table: pd.DataFrame) -> str:
         for remedy in REMEDIES:
             found = [summary(table, preset=preset, gap=GAP, remedy=remedy, N=n) for n in DEGREES]
             if any(found):
-                name = words if remedy == "none" else f"{words} + {TITLES[remedy]}"
+                name = words if remedy == "none" else f"{words} + {REMEDY_WORDS[remedy]}"
                 lines.append((name, *("–" if one is None else f"{ended(one)}, {one['area']:.3f}" for one in found)))
     if not lines:
         return ""
@@ -65,7 +64,7 @@ def sides(table: pd.DataFrame) -> str:
 def clipping_of(table: pd.DataFrame) -> dict[str, float]:
     """The mean of `clipped` at N = 8 by words for objective and remedy, with an exact engine first."""
     asked = [("grpo", "exact", "none", "GRPO, exact engine")]
-    asked += [("grpo", GAP, remedy, f"GRPO with {TITLES[remedy]}") for remedy in CLIPPED]
+    asked += [("grpo", GAP, remedy, f"GRPO with {REMEDY_WORDS[remedy]}") for remedy in CLIPPED]
     asked += [(preset, GAP, "none", words) for preset, words in OBJECTIVES.items() if preset != "grpo"]
     found = {}
     for preset, gap, remedy, words in asked:
@@ -88,7 +87,7 @@ def clipping(study: BorderStudy) -> str:
 
 def _beside_clipped(study: BorderStudy) -> str:
     lines = []
-    for words, gap, remedy in (("an exact engine", "exact", "none"), *((TITLES[one], GAP, one) for one in FREE)):
+    for words, gap, remedy in (("an exact engine", "exact", "none"), *((REMEDY_WORDS[one], GAP, one) for one in FREE)):
         found = [_at_8(one, remedy, gap) for one in (study.table, study.unclipped)]
         if all(found):
             lines.append((words, *_cells(found)))
@@ -111,7 +110,7 @@ def _cells(found: Sequence[dict[str, Any] | None]) -> list[str]:
 
 def _outcomes(unclipped: pd.DataFrame) -> str:
     """Collapsed runs without clipping, by remedy; empty unless all of FREE have runs."""
-    found = {TITLES[remedy]: _at_8(unclipped, remedy) for remedy in FREE}
+    found = {REMEDY_WORDS[remedy]: _at_8(unclipped, remedy) for remedy in FREE}
     counts = [f"{ended(one)} with {words}" for words, one in found.items() if one is not None]
     return ", ".join(counts) if len(counts) == len(FREE) else ""
 

@@ -12,10 +12,10 @@ from lab.report.style import number
 from sandbox.border import papers, rates
 from sandbox.border.fit import ALIKE, BorderFit, alike, expected, known
 from sandbox.border.lengths import asked_power
-from sandbox.border.pictures import TITLES
 from sandbox.border.regimes import markdown as regimes_on_map
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import ended, on_map, summary, where
+from sandbox.claims.border_arms import REMEDY_WORDS
 
 PICTURE = """![Share of collapsed runs against KL x N, with the fitted curve](images/border-fit.svg)
 
@@ -134,7 +134,7 @@ class Tally:
 def tallies(study: BorderStudy) -> dict[str, dict[int, Tally]]:
     """No remedy, every remedy and every control by its words, each with a Tally for every N that has runs."""
     table = study.grpo
-    kinds = {title: where(on_map(table), remedy=remedy) for remedy, title in TITLES.items()}
+    kinds = {title: where(on_map(table), remedy=remedy) for remedy, title in REMEDY_WORDS.items()}
     kinds |= {f"no remedy, {words}": where(table, gap=gap, remedy="none") for gap, words in CONTROLS.items()}
     found = {words: _tallies(study, known(own)) for words, own in kinds.items()}
     return {words: by_n for words, by_n in found.items() if by_n}
@@ -151,8 +151,8 @@ def _tallies(study: BorderStudy, runs: pd.DataFrame) -> dict[int, Tally]:
 
 def moved_said(study: BorderStudy) -> str:
     """The remedies with fewer and with more collapses than the fit expects; N = 1, where signs turn, by itself."""
-    found = {title: by_n for title, by_n in tallies(study).items() if title in TITLES.values()}
-    found.pop(TITLES["none"], None)
+    found = {title: by_n for title, by_n in tallies(study).items() if title in REMEDY_WORDS.values()}
+    found.pop(REMEDY_WORDS["none"], None)
     later = {title: sum(own, Tally(0, 0, 0.0)) for title, by_n in found.items()
              if (own := [one for n, one in by_n.items() if n > 1])}  # fmt: skip
     first = {title: by_n[1] for title, by_n in found.items() if 1 in by_n}
@@ -167,7 +167,7 @@ def moved_said(study: BorderStudy) -> str:
 
 def _beside(grpo: pd.DataFrame, titles: Sequence[str]) -> str:
     """The collapses at N = 1 and the largest gap, with these remedies and without: the fit has an error of its own."""
-    remedies = {title: remedy for remedy, title in TITLES.items() if title in titles}
+    remedies = {title: remedy for remedy, title in REMEDY_WORDS.items() if title in titles}
     found = {title: summary(grpo, gap="r0.5", remedy=remedy, N=1) for title, remedy in remedies.items()}
     none = summary(grpo, gap="r0.5", remedy="none", N=1)
     counts = ", ".join(f"{title} {ended(one)}" for title, one in found.items() if one is not None)

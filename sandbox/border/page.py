@@ -13,10 +13,10 @@ from sandbox.border import branches, controls, coverage, dual_clip, objectives, 
 from sandbox.border.alarms import said as alarm_said
 from sandbox.border.lengths import said as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
-from sandbox.border.pictures import FULL, TITLES, welch
+from sandbox.border.pictures import FULL, welch
 from sandbox.border.study import BorderStudy, paragraph
 from sandbox.border.table import STORY, ended, story, summary, where
-from sandbox.claims.border_arms import DEGREES
+from sandbox.claims.border_arms import DEGREES, REMEDY_WORDS
 from sandbox.ledger.claim import FRESH
 from sandbox.ledger.verdicts import Finding
 
@@ -135,7 +135,7 @@ def _demo(table: pd.DataFrame) -> str:
 def _story_words(preset: str, gap: str, remedy: str) -> str:
     if preset == "minirl":
         return "MiniRL"
-    return "an exact engine" if gap == "exact" else TITLES[remedy]
+    return "an exact engine" if gap == "exact" else REMEDY_WORDS[remedy]
 
 
 def _claims(found: Sequence[Finding]) -> str:

@@ -18,12 +18,8 @@ from scipy import stats
 
 from lab.report.style import PALETTE
 from sandbox.border.table import same_as, where
-from sandbox.claims.border_arms import DEGREES, REMEDIES, ROUTER_GAPS
+from sandbox.claims.border_arms import DEGREES, GAP_WORDS, REMEDIES, REMEDY_WORDS, ROUTER_GAPS
 
-TITLES = {
-    "none": "no remedy", "tis": "token TIS", "R2": "R2", "R3": "R3", "tis-R3": "TIS and R3", "Pr2": "Pr2", "Pr3": "Pr3",
-}  # fmt: skip
-GAP_WORDS = {"exact": "exact", "r0": "FP8"} | {f"r{x}": f"FP8, noise {x}" for x in ("0.1", "0.2", "0.3", "0.5")}
 COLOURS = "cividis"
 """Dark is low. It is perceptually uniform, and readable with any colour vision."""
 NOT_RUN = "#e6e6e6"
@@ -126,7 +122,7 @@ def _panel(
                 fell = f"{round(place['collapsed'] * place['n'])}/{place['n']:.0f}"
                 small = {"fontsize": 6.5, "weight": "bold", "bbox": behind}
                 axis.text(x, y + 0.27, fell, ha="center", va="center", color=ink, **small)
-    axis.set_title(TITLES[remedy])
+    axis.set_title(REMEDY_WORDS[remedy])
     axis.set(xlim=(-0.5, len(DEGREES) - 0.5), ylim=(len(gaps) - 0.5, -0.5))
     axis.set_xticks(range(len(DEGREES)), [str(n) for n in DEGREES])
     axis.set_yticks(range(len(gaps)), [GAP_WORDS[gap] for gap in gaps])
@@ -153,7 +149,7 @@ def gains(runs: pd.DataFrame) -> Figure:
             # Shifted a little on the log axis, so that intervals do not overlap.
             shifted = x * 2 ** (0.08 * (place - (len(remedies) - 1) / 2))
             ink = PALETTE[place].line
-            axis.plot(shifted, mean, color=ink, marker="o", ms=4, lw=1.2, label=TITLES[remedy])
+            axis.plot(shifted, mean, color=ink, marker="o", ms=4, lw=1.2, label=REMEDY_WORDS[remedy])
             axis.vlines(shifted, low, high, color=ink, lw=1.2)
     axis.set_xscale("log", base=2)
     axis.set_xticks(DEGREES, [str(n) for n in DEGREES])

@@ -10,7 +10,7 @@ from functools import partial
 
 from sandbox.claims.arms import TIS, arm
 from sandbox.ledger.cells import MAX_GRAD_NORM
-from sandbox.ledger.claim import FRESH, Arm, Claim, Prediction
+from sandbox.ledger.claim import FRESH, Arm, Claim, OnMap, Prediction
 from sandbox.ledger.course import COLLAPSED
 
 BorderClaim = partial(
@@ -42,6 +42,7 @@ do not redraw their error. KL before training on three models: r0.3 0.127, logit
 0.307, logits1.6 0.311. stale: exact numerics at the weights of the previous rollout, without a KL before training."""
 
 ROUTER_GAPS = ("exact", "r0", "r0.1", "r0.2", "r0.3", "r0.5")
+GAP_WORDS = {"exact": "exact", "r0": "FP8"} | {f"r{x}": f"FP8, noise {x}" for x in ("0.1", "0.2", "0.3", "0.5")}
 DEGREES = (1, 2, 4, 8, 16)
 
 REMEDIES: dict[str, tuple[str, bool]] = {
@@ -49,6 +50,10 @@ REMEDIES: dict[str, tuple[str, bool]] = {
     "tis-R3": ("R3", True), "Pr2": ("Pr2", False), "Pr3": ("Pr3", False),
 }  # fmt: skip
 """Replay mode, and whether tokens are weighted by old/mu, truncated at 2."""
+
+REMEDY_WORDS = {
+    "none": "no remedy", "tis": "token TIS", "R2": "R2", "R3": "R3", "tis-R3": "TIS and R3", "Pr2": "Pr2", "Pr3": "Pr3",
+}  # fmt: skip
 
 NORMS = {"grpo": "1.0", "gspo": "0.7", "minirl": "7.0", "minirl_no_is": "7.0", "minirl_lengthnorm": "0.5"}
 """Gradient clipping at three times each preset's median norm in an exact engine's run (seed 20)."""
@@ -142,8 +147,14 @@ def remedies_at(gap: str, n: int) -> tuple[str, ...]:
 
 _ORDER = ("none", "R3", "tis", "tis-R3", "R2", "Pr3", "Pr2")
 
+
+def _on_map(gap: str, remedy: str, n: int) -> Arm:
+    title = f"GRPO, {REMEDY_WORDS[remedy]}"
+    return replace(at(gap, remedy, n), on_map=OnMap(title, GAP_WORDS[gap], "border", ROUTER_GAPS.index(gap)))
+
+
 MAP: tuple[Arm, ...] = tuple(
-    at(gap, remedy, n)
+    _on_map(gap, remedy, n)
     for gaps in (tuple(gap for gap in ROUTER_GAPS if gap != "r0"), ("r0",))
     for remedy in _ORDER
     for gap in gaps

@@ -19,10 +19,16 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OnMap:
-    """An arm's place in a phase diagram: the diagram's title and the replay mode of its row; N is its column."""
+    """An arm's place in a phase diagram: the diagram's title and the row; N is its column.
+
+    The row is a replay mode, of which a diagram over regimes has a line for each of them. A diagram of one `regime` has
+    a row per engine instead, in the order of `place`.
+    """
 
     title: str
-    mode: str
+    row: str
+    regime: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True)

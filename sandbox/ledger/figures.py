@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lab.report.figures import Caption, Figure, Scale, caption, end_labels
+from lab.report.sections import metric_title
 from lab.report.style import DASHES, PALETTE, number
 from sandbox.ledger.cells import NUM_WINDOWS, Regime, finished
 from sandbox.ledger.claim import Arm, Claim, Row
@@ -15,6 +16,13 @@ from sandbox.ledger.measures import SURVIVAL
 from theory.routing.passes import MODES
 
 LOGARITHMIC = ("rollout_corr/k3_kl", "rollout_corr/extreme_frac_tau2", "staleness/k3_kl", "routing/route_kl")
+OTHER_TITLES = {
+    "actor/pg_clipfrac": "Tokens held at a bound",
+    "routing/route_tv": "Total variation between cached and present route",
+    "routing/staleness_tv": "Tokens whose route has changed",
+    "routing/zero_deviation": "Routers that agree in every expert",
+}
+"""Titles of metrics that the report does not draw."""
 DEGREES = (1, 2, 4, 8)
 EMPTY = (
     "Orange: broke immediately; blue: never. Empty: not asked for, or not run. With one mini-batch R2 and Pr2 replay "
@@ -84,20 +92,28 @@ def _figure(id_: str, name: str, lines: Sequence[tuple[ArmLine, Sequence[Point]]
         "hovermode": "x unified",
         "annotations": end_labels([(line, points[-1][0], points[-1][1]) for line, points in lines], scale),
     }
-    return Figure(id_, name, caption(name), data, layout, "Means over seeds; bands from the least to the largest.")
+    return Figure(
+        id_, title_of(name), caption(name), data, layout, "Means over seeds; bands from the least to the largest."
+    )
+
+
+def title_of(name: str) -> str:
+    """The metric's title in the report, or one like it for a metric that the report does not draw."""
+    return OTHER_TITLES.get(name) or metric_title(name)
 
 
 Map = Mapping[tuple[str, int], Arm]
-"""The arms of a phase diagram, by replay mode and N."""
+"""The arms of a phase diagram, by row and N."""
 
 
-def maps(claims: Sequence[Claim]) -> dict[str, Map]:
-    """The phase diagrams of the claims' arms, by title; those with the most arms first."""
+def maps(claims: Sequence[Claim], regime: str = "") -> dict[str, Map]:
+    """The phase diagrams of the claims' arms, by title, over the regimes or of one; those with the most arms first."""
     found: dict[str, dict[tuple[str, int], Arm]] = {}
     for claim in claims:
-        for one in claim.arms:
-            if one.on_map is not None:
-                found.setdefault(one.on_map.title, {})[one.on_map.mode, one.num_minibatches] = one
+        # `also` again: `arms` has only the first of equal arms, which may lack the place.
+        for one in (*claim.arms, *claim.also):
+            if one.on_map is not None and one.on_map.regime == regime:
+                found.setdefault(one.on_map.title, {})[one.on_map.row, one.num_minibatches] = one
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
@@ -140,4 +156,6 @@ def survival(one: Arm | None, regime: Regime, seeds: Sequence[int], rows: Mappin
     return fmean(SURVIVAL.of(row) for row in found) if found else None
 
 
-__all__ = ["DEGREES", "maps", "over_updates", "over_windows", "phase_diagram", "survival", "unbroken"]
+__all__ = [
+    "DEGREES", "Map", "maps", "over_updates", "over_windows", "phase_diagram", "survival", "title_of", "unbroken",
+]  # fmt: skip

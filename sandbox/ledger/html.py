@@ -9,10 +9,10 @@ from typing import Any
 
 from lab.report.figures import Figure
 from lab.report.page import Drawn, page
-from sandbox.ledger import exact
+from sandbox.ledger import exact, outcomes
 from sandbox.ledger.cells import Regime
-from sandbox.ledger.claim import FRESH, Claim, Row
-from sandbox.ledger.figures import maps, over_updates, phase_diagram, unbroken
+from sandbox.ledger.claim import FRESH, Claim, Measure, Row
+from sandbox.ledger.figures import maps, over_updates, phase_diagram, title_of, unbroken
 from sandbox.ledger.page import (
     REACH_TITLES,
     VERDICT_TITLES,
@@ -73,7 +73,12 @@ def render(
         placed = [(figure, str(place)) for claim in tried for figure in over_updates(claim, regime, rows, seeds)]
         seen |= {figure.id: figure for figure, _ in placed}
         drawn += placed
-    drawn += diagrams
+    bordering = [
+        {"regime": regime, "figures": outcomes.diagrams(claims, regime, rows),
+         "others": outcomes.others(claims, regime, rows)}
+        for regime in outcomes.own_regimes(claims, regimes)
+    ]  # fmt: skip
+    drawn += [*diagrams, *(figure for one in bordering for figure in one["figures"])]
     sections = [
         {
             "number": claim.number, "sentence": claim.sentence, "source": claim.source,
@@ -99,14 +104,15 @@ def render(
         why=[(claim.number, title(claim), *undecided_row(need)) for claim, need in open_ones],
         reach_titles=REACH_TITLES, explored=_explored(claims, regimes, found),
         reach=[reach_row(needed[line.claim.number]) for line in made if line.state == OUT_OF_REACH],
-        claims=sections, maps=diagrams, unbroken=unbroken(diagrams), first=_fullest(regimes, found), fresh=FRESH,
-        warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows),
+        claims=sections, maps=diagrams, unbroken=unbroken(diagrams), bordering=bordering,
+        first=_fullest(regimes, found), fresh=FRESH,
+        warning=WARNING, warning_titles=WARNING_TITLES, warning_rows=warning_rows(rows), title_of=title_of,
     )  # fmt: skip
 
 
 def mapped_regimes(claims: Sequence[Claim], regimes: Sequence[Regime]) -> list[Regime]:
-    """The regimes of the claims that run arms for the phase diagrams: the steps of the engine gap."""
-    drawing = [claim for claim in claims if any(arm.on_map for arm in claim.also)]
+    """The regimes of the claims that run arms for the diagrams over regimes: the steps of the engine gap."""
+    drawing = [claim for claim in claims if any(arm.on_map and not arm.on_map.regime for arm in claim.also)]
     names = {name for claim in drawing for name in claim.regimes}
     return [regime for regime in regimes if regime.name in names]
 
@@ -174,13 +180,17 @@ def _predictions(regimes: Sequence[Regime], found: Sequence[Finding]) -> list[di
             treatment, control = prediction.side_names
             rows.append({
                 "slice": places[one.regime], "words": prediction.words, "measure": prediction.measure.name,
-                "measure_words": f"{prediction.measure.words} [{prediction.measure.unit}]",
+                "measure_words": _with_unit(prediction.measure),
                 "treatment": treatment, "control": control, "decides": one.decides,
                 "means": f"{means_text(outcome, 0)}, {means_text(outcome, 1)}", "effect": effect_text(outcome),
                 "test": test_text(outcome), "criterion": criterion_text(prediction),
                 "word": outcome.stand or "none", "text": word_text(outcome),
             })  # fmt: skip
     return rows
+
+
+def _with_unit(measure: Measure) -> str:
+    return measure.words + ("" if measure.unit == "1" else f" [{measure.unit}]")
 
 
 __all__ = ["mapped_regimes", "render"]

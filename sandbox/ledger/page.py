@@ -145,9 +145,13 @@ def exact_text(claim: Claim) -> str:
     return exact.cell(claim.exact, exact.answers()) or OPEN
 
 
+NAMES = {name.lower(): name for name in ("GRPO", "GSPO", "KL", "MoE", "Pr2", "Pr3", "R2", "R3")}
+"""Words of claims' names that are names themselves, as they are written."""
+
+
 def title(claim: Claim) -> str:
     """The claim's name in words, short enough for a table."""
-    return claim.name.replace("_", " ")
+    return " ".join(NAMES.get(word, word) for word in claim.name.split("_"))
 
 
 def link(claim: Claim) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from sandbox.claims import REGIMES, RESULTS
+from lab.report.sections import metric_title
+from sandbox.claims import CLAIMS, REGIMES, RESULTS
 from sandbox.ledger import html
+from sandbox.ledger.early_warning import SIGNALS
+from sandbox.ledger.figures import OTHER_TITLES, title_of
 from sandbox.ledger.verdicts import findings
 from tests.lab.browser import Page, browse, payload, probed
 from tests.pages.study import ROOT
@@ -66,6 +70,16 @@ def test_the_page_is_whole_and_loads_nothing(text: str) -> None:
     (outward,) = (address for address in seen.addresses if not address.startswith(("data:", "#")))
     assert (RESULTS / outward).resolve() == ROOT / "docs/border-map.html"
     assert f'<a href="{outward}">docs/border-map.html</a>' in text and (RESULTS / outward).exists()
+
+
+def test_figures_are_titled_by_the_reports_words(text: str) -> None:
+    """No heading is a metric's raw name: those of the claims' figures are the report's titles, for every claim."""
+    headings = re.findall(r"<h3>(.*?)</h3>", text)
+    assert {"Reward in training", "KL between rollout and training engine", "Entropy of the policy"} <= {*headings}
+    assert not [one for one in headings if "/" in one or "_" in one]
+    names = {*SIGNALS, *(name for claim in CLAIMS for name in claim.shown)}
+    assert all("/" not in title_of(name) and "_" not in title_of(name) for name in names)
+    assert {title_of(name) for name in OTHER_TITLES}.isdisjoint(metric_title(name) for name in names - {*OTHER_TITLES})
 
 
 def test_the_diagrams_say_how_many_cells_are_whole(text: str) -> None:
