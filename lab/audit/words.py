@@ -78,7 +78,7 @@ def _comparable(found: pd.DataFrame) -> pd.DataFrame:
 
 def _scope(frame: pd.DataFrame) -> str:
     found = parts(frame, ["policy"])
-    kinds = ", ".join(f"{key['policy']} up to T = {int(numbers(part, 'length').max())}" for key, part in found)
+    kinds = "; ".join(f"{key['policy']} up to T = {int(numbers(part, 'length').max())}" for key, part in found)
     sampled = int(np.count_nonzero(frame["num_draws"].notna()))
     exact = "every expectation is an exact sum" if not sampled else f"{sampled:,} of them with sampled groups"
     return (

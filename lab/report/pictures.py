@@ -82,7 +82,7 @@ def extreme_curve(runs: Sequence[Traced]) -> Figure | None:
     last = max((tau for line in data for tau, share in zip(line["x"], line["y"], strict=True) if share), default=1.0)
     layout: dict[str, Any] = {
         "xaxis": {"type": "log", "title": {"text": "tau"}, "range": [0, math.log10(max(2.0, last))]}
-        | {"tickvals": [1, 1.25, 1.5, 2, 3, 5, 10]},
+        | {"tickvals": [1, 1.5, 2, 3, 5, 10], "tickangle": 0},
         "yaxis": _log_axis(data, "F(tau)"),
         "hovermode": "x unified",
     }
@@ -186,9 +186,9 @@ def deviation_tails(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 RATIO_PARTS = {
-    "discrepancy: mu, old": "rollout_corr/k3_kl",
-    "staleness: old, pi": "staleness/k3_kl",
-    "whole: mu, pi": "actor/k3_kl_mu_pi",
+    "discrepancy<br>mu, old": "rollout_corr/k3_kl",
+    "staleness<br>old, pi": "staleness/k3_kl",
+    "whole<br>mu, pi": "actor/k3_kl_mu_pi",
 }
 
 
@@ -207,7 +207,7 @@ def ratio_parts(runs: Sequence[ReportRun]) -> Figure | None:
     if not data:
         return None
     layout: dict[str, Any] = {
-        "xaxis": {"type": "category"},
+        "xaxis": {"type": "category", "tickangle": 0},
         "yaxis": _log_axis(data, "k3, nats per token"),
     } | bar_layout(data)
     formula = "mean over steps of k3[KL] of each factor of pi/mu = (old/mu) (pi/old)"
