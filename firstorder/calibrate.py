@@ -17,7 +17,7 @@ def calibrate(
     config: SandboxConfig,
     seeds: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Draws of the batch that compare fits; noise is fitted on one."),
+        typer.Option(min=1, metavar="N", help="Draws of the batch that fits are compared on."),
     ] = 4,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Also write the engine block there.")] = None,
     debug: Debug = False,
@@ -60,7 +60,7 @@ def calibrate(
 
     target = target_of(known)
     with naming(path, run_config):
-        fit = Calibration(Bench(run_config, num_steps=0), target, int(known.is_response.sum())).fit(seeds)
+        fit = Calibration(Bench(run_config, num_steps=0), target).fit(seeds)
     rows = [(f.name, f"{f.target:.3g}", f"{f.fitted:.3g}", f"{f.residual:+.2f}") for f in fit.figures]
     typer.echo(fit.yaml(), nl=False)
     typer.echo(markdown_table(("figure", "trace", "fit", "log(fit / trace)"), rows), nl=False)

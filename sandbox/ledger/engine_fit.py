@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from lab.config import shipped
@@ -24,7 +23,7 @@ from lab.traces import Trace
 from sandbox.config import SandboxRun
 from sandbox.export import initial, write
 from sandbox.ledger.cells import Cell
-from sandbox.measure.calibrate import Calibration, FittedFigure, target_of
+from sandbox.measure.calibrate import Calibration, FittedFigure, Target, target_of
 from sandbox.measure.defect_table import Bench
 from sandbox.run import open_task
 
@@ -45,11 +44,9 @@ class Sampled:
 
     def calibration(self) -> Calibration:
         """The model on the sandbox's bench, with the means of its traces' figures as the target."""
-        targets = [target_of(trace) for trace in self.traces]
-        num_tokens = sum(int(trace.is_response.sum()) for trace in self.traces)
-        means = {name: fmean(target[name] for target in targets) for name in targets[0]}
+        target = Target.pooled([target_of(trace) for trace in self.traces])
         # Without a step of training: the traces are of the model before RL, as `sampled` exported it.
-        return Calibration(Bench(self.config, num_steps=0), means, num_tokens)
+        return Calibration(Bench(self.config, num_steps=0), target)
 
 
 def sampled(config: SandboxRun, number: int, folder: Path) -> Sampled:

@@ -4,7 +4,8 @@ The target is three kinds of figures of a trace: k3 KL(mu, old), F(tau) at sever
 differ. The dials are the formats in which engines compute (of weights, activations and cache) and the noise on router
 logits and on next-token logits. Each trial samples one fixed batch of problems, with the same random numbers, and the
 trainer scores it. (Re-scoring the trainer's own tokens instead would cost half but miss half of the tail: the tokens
-that only mu finds likely.)
+that only mu finds likely.) Figures weigh by their precision: of 6,000 tokens some
+800 routers differ while a KL is that of five tokens or so, and a fit that trusts both alike is led by chance.
 Papers: R3 (arXiv 2510.11370) Eq. 2 and 3, sec. 3.2.
 """
 
@@ -52,23 +53,36 @@ SIMPLER = 1.05
 """A dial is omitted if the loss without it is at most this factor larger."""
 ALIKE = 0.01
 """Losses that differ by less than a percent of the figures are considered equal."""
+LIKENESS = 0.1
+"""Standard deviation of the logarithm of every figure that no number of tokens removes: the model is not the trace's,
+and its dials are not that engine's faults. Without it, routers would decide alone."""
 GOOD = math.log(1.25)
 """Residual up to which a fit is called good, and noise is not searched."""
 
 
 @dataclass(frozen=True)
 class FittedFigure:
-    """One figure of the target and of the fit; `floor` is about the chance error of either, e.g. two tokens' share."""
+    """One figure of the target and of the fit; `floor` is about the chance error of either, e.g. two tokens' share.
+
+    `count` is the number of events behind the target (see `Target`).
+    """
 
     name: str
     target: float
     fitted: float
     floor: float
+    count: float = math.inf
 
     @property
     def residual(self) -> float:
         """log((fitted + floor) / (target + floor)): 0 for a perfect fit, and small for a tail of few tokens."""
         return math.log((self.fitted + self.floor) / (self.target + self.floor))
+
+    @property
+    def weight(self) -> float:
+        """The inverse of the variance that its logarithm has by chance, as a Poisson count has, and by LIKENESS."""
+        # One more, so that a figure without an event has a variance of 1, not an infinite one.
+        return 1.0 / (1.0 / (self.count + 1.0) + LIKENESS**2)
 
 
 @dataclass(frozen=True)
@@ -80,8 +94,8 @@ class CalibrationFit:
 
     @property
     def residual(self) -> float:
-        """The root mean square of log(fitted / target) over the kinds of figures (KL, tail, routes)."""
-        return loss(self.figures)
+        """The root mean square of log(fitted / target) over the kinds of figures (KL, tail, routes), all alike."""
+        return loss([replace(figure, count=math.inf) for figure in self.figures])
 
     @property
     def word(self) -> str:
@@ -104,27 +118,60 @@ def _yaml(value: object) -> str:
 
 
 def kind_of(name: str) -> str:
-    """The kind of a figure: KL, tail or routes; all kinds have equal weight."""
+    """The kind of a figure: KL, tail or routes."""
     return "tail" if name.startswith("F(") else name
 
 
 def loss(figures: Sequence[FittedFigure]) -> float:
-    """The root of the mean over kinds of the mean squared residual of each."""
-    kinds: dict[str, list[float]] = {}
+    """The root of the weighted mean over kinds of the weighted mean squared residual of each.
+
+    A kind has the weight of its most precise figure: six thresholds of one tail are not six measurements.
+    """
+    kinds: dict[str, list[FittedFigure]] = {}
     for figure in figures:
-        kinds.setdefault(kind_of(figure.name), []).append(figure.residual**2)
-    return fmean(fmean(squares) for squares in kinds.values()) ** 0.5
+        kinds.setdefault(kind_of(figure.name), []).append(figure)
+    squares = [fmean((one.residual**2 for one in own), weights=[one.weight for one in own]) for own in kinds.values()]
+    return fmean(squares, weights=[max(one.weight for one in own) for own in kinds.values()]) ** 0.5
 
 
-def target_of(trace: Trace) -> dict[str, float]:
-    """The figures of a trace; ValueError if log-probabilities are not finite."""
+@dataclass(frozen=True)
+class Target:
+    """The figures to be matched, the number of events behind each, and that of sampled tokens.
+
+    Events are tokens beyond tau, or routers that differ. For the KL they are (sum k)^2 / sum k^2, k the k3 of a token:
+    a few, where few tokens make up most of it.
+    """
+
+    figures: Mapping[str, float]
+    counts: Mapping[str, float]
+    num_tokens: int
+
+    @staticmethod
+    def pooled(targets: Sequence[Target]) -> Target:
+        """The means over targets of one engine, by the events of all."""
+        names = targets[0].figures
+        return Target(
+            {name: fmean(one.figures[name] for one in targets) for name in names},
+            {name: math.fsum(one.counts[name] for one in targets) for name in names},
+            sum(one.num_tokens for one in targets),
+        )
+
+
+def target_of(trace: Trace) -> Target:
+    """The figures of a trace and their counts; ValueError if log-probabilities are not finite."""
     seen, mask = gather(trace), trace.is_response
     if "nonfinite_share" in seen:
         raise ValueError("logp_mu, logp_old: expected finite log-probabilities, got some that are not")
-    figures = {"k3 KL": seen["k3_kl"]} | _tail(trace.logp_old[mask], trace.logp_mu[mask])
-    if "router_disagreement" in seen:
-        figures["routers that differ"] = seen["router_disagreement"]
-    return figures
+    old_n, mu_n = trace.logp_old[mask], trace.logp_mu[mask]
+    tail, k3_n = _tail(old_n, mu_n), k3_kl_mu_old(old_n.double(), mu_n.double())
+    figures = {"k3 KL": seen["k3_kl"]} | tail
+    total = k3_n.sum().item()
+    counts = {"k3 KL": total**2 / max(k3_n.square().sum().item(), 1e-300)} if total > 0 else {"k3 KL": 0.0}
+    counts |= {name: share * len(mu_n) for name, share in tail.items()}
+    if trace.experts_mu is not None and "router_disagreement" in seen:
+        figures["routers that differ"] = share = seen["router_disagreement"]
+        counts["routers that differ"] = share * trace.experts_mu[..., 0].numel()
+    return Target(figures, counts, len(mu_n))
 
 
 def _tail(logp_old_n: torch.Tensor, logp_mu_n: torch.Tensor) -> dict[str, float]:
@@ -135,13 +182,15 @@ def _tail(logp_old_n: torch.Tensor, logp_mu_n: torch.Tensor) -> dict[str, float]
 class Calibration:
     """A model on which engines are tried, and the figures that they should match."""
 
-    def __init__(self, bench: Bench, target: Mapping[str, float], num_tokens: int):
-        self.bench, self.target = bench, dict(target)
+    def __init__(self, bench: Bench, target: Target):
+        self.bench, self.target, self.counts = bench, dict(target.figures), target.counts
         if not bench.trainer.model.config.moe_layers:
             self.target.pop("routers that differ", None)
         ours = sum(int(r.is_response.sum()) for r in bench.sample(bench.engine(), draw=0).responses)
         # Two tokens of the side with fewer; for the KL, the rounding error of float32 between equal engines.
-        self.floors = {kind: 2 / min(ours, num_tokens) for kind in ("tail", "routers that differ")} | {"k3 KL": 1e-9}
+        self.floors = {kind: 2 / min(ours, target.num_tokens) for kind in ("tail", "routers that differ")} | {
+            "k3 KL": 1e-9
+        }
 
     def figures(self, rollouts: Rollouts, scores: TokenScores) -> tuple[FittedFigure, ...]:
         """The target's figures beside those of these rollouts."""
@@ -151,7 +200,10 @@ class Calibration:
         found = {"k3 KL": k3_kl_mu_old(old_n, mu_n).mean().item()} | _tail(old_n, mu_n)
         if rollouts.experts is not None and scores.natural is not None:
             found["routers that differ"] = router_disagreement(rollouts.experts, scores.natural)
-        return tuple(FittedFigure(name, t, found[name], self.floors[kind_of(name)]) for name, t in self.target.items())
+        return tuple(
+            FittedFigure(name, t, found[name], self.floors[kind_of(name)], self.counts[name])
+            for name, t in self.target.items()
+        )
 
     def measured(self, defects: Sequence[Defect], draws: Sequence[int]) -> tuple[FittedFigure, ...]:
         """The figures of an engine with these defects: means over these draws of the batch."""
@@ -161,16 +213,17 @@ class Calibration:
             found.append(self.figures(rollouts, self.bench.trainer.score(rollouts, RoutingPlan("natural"))))
         return tuple(replace(f[0], fitted=fmean(g.fitted for g in f)) for f in zip(*found, strict=True))
 
-    def fitted_stds(self, formats: Format, num_trials: int) -> tuple[float, float]:
+    def fitted_stds(self, formats: Format, draws: Sequence[int], num_trials: int) -> tuple[float, float]:
         """The best noise of router and next-token logits beside this format: a grid, then Nelder-Mead from its best."""
         has_routers = bool(self.bench.trainer.model.config.moe_layers)
 
         # In logarithms, so that a step is a factor; clamped, as Nelder-Mead knows no bounds.
         def trial(logs: Iterable[float]) -> float:
             stds = [min(math.exp(x), LARGEST) for x in logs]
-            # Draw 0 in every trial: with the same random numbers the loss is a function, which a simplex can follow.
+            # The same draws in every trial: with the same random numbers the loss is a function, which a simplex can
+            # follow. Several, as one may have a KL of twice the mean.
             # Without routers the search has one dial, `stds[-1]`, and `stds[0]` is the same number.
-            return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), (0,)))
+            return loss(self.measured(defects_of(formats, stds[0] if has_routers else 0.0, stds[-1]), draws))
 
         axes = [[math.log(std) for std in GRID]] * (2 if has_routers else 1)
         start = min(itertools.product(*axes), key=trial)
@@ -199,7 +252,7 @@ class Calibration:
         if value <= GOOD:
             return CalibrationFit(defects, self.measured(defects, others))
         for searched in [(), *(d for _, d in sorted(candidates[1:], key=lambda item: item[0])[:NUM_SEARCHED])]:
-            router, logit = self.fitted_stds(searched, num_trials)
+            router, logit = self.fitted_stds(searched, tried, num_trials)
             # Each noise by itself as well: one that the fit can do without is dropped below.
             noises = [(router, 0.0), (0.0, logit), (router, logit)]
             candidates += [loss_of(defects_of(searched, *noise)) for noise in noises]

@@ -22,6 +22,7 @@ from sandbox.measure.calibrate import (
     CalibrationFit,
     FittedFigure,
     Format,
+    Target,
     defects_of,
     loss,
     target_of,
@@ -72,7 +73,7 @@ def trace_of(bench: Bench, defects: tuple[Defect, ...], draw: int) -> Trace:
 
 def fitted(bench: Bench, *defects: Defect) -> CalibrationFit:
     trace = trace_of(bench, defects, draw=7)
-    return Calibration(bench, target_of(trace), len(trace.logp_mu)).fit(num_draws=2, num_trials=10, formats=())
+    return Calibration(bench, target_of(trace)).fit(num_draws=2, num_trials=10, formats=())
 
 
 def test_an_exact_pair_is_fitted_by_no_defect(bench: Bench) -> None:
@@ -99,8 +100,10 @@ def test_two_planted_noises_are_found_again(bench: Bench) -> None:
 def test_a_planted_format_is_found_again(bench: Bench, planted: Format) -> None:
     """An engine that rounds, and does nothing else, is found among all formats by its figures over other batches."""
     # Eight batches of 1000 tokens, as the KL of one scatters by a half; formats differ by factors of two.
-    target = {f.name: f.fitted for f in Calibration(bench, EVERY, 10_000).measured(planted, range(20, 28))}
-    fit = Calibration(bench, target, 10_000).fit(num_draws=4, num_trials=1)
+    found = Calibration(bench, Target(EVERY, EVERY, 10_000)).measured(planted, range(20, 28))
+    figures = {f.name: f.fitted for f in found}
+    counts = {name: 10_000 * value for name, value in figures.items()} | {"k3 KL": 50.0}
+    fit = Calibration(bench, Target(figures, counts, 10_000)).fit(num_draws=4, num_trials=1)
     assert fit.defects == planted
 
 
@@ -118,9 +121,13 @@ def test_figures_are_the_traces_own(bench: Bench) -> None:
     """The target of a trace is what the same rollouts measure; every tau and the routers are there."""
     trace = trace_of(bench, (RouterNoise(std=0.1),), draw=0)
     target = target_of(trace)
-    measured = Calibration(bench, target, len(trace.logp_mu)).measured((RouterNoise(std=0.1),), (0,))
-    assert {f.name: f.fitted for f in measured} == pytest.approx(target, rel=1e-5)  # float32 against float64 sums
-    assert set(target) == {"k3 KL", "routers that differ", *(f"F({tau:g})" for tau in TAUS)}
+    measured = Calibration(bench, target).measured((RouterNoise(std=0.1),), (0,))
+    assert {f.name: f.fitted for f in measured} == pytest.approx(
+        target.figures, rel=1e-5
+    )  # float32 against float64 sums
+    assert (
+        set(target.figures) == set(target.counts) == {"k3 KL", "routers that differ", *(f"F({tau:g})" for tau in TAUS)}
+    )
 
 
 def test_the_loss_weighs_kinds_alike() -> None:
@@ -130,6 +137,45 @@ def test_the_loss_weighs_kinds_alike() -> None:
     assert off.residual == pytest.approx(1.0)
     assert loss([off, *tail]) == pytest.approx((1 / 2) ** 0.5)
     assert loss([off, *tail, FittedFigure("routers that differ", 0.1, 0.1, 0.0)]) == pytest.approx((1 / 3) ** 0.5)
+
+
+def test_the_loss_weighs_figures_by_their_events() -> None:
+    """A KL of five events, off by e, counts for little beside routers of 800, and for as much with as many events."""
+    routes = FittedFigure("routers that differ", 0.1, 0.1, 0.0, count=800.0)
+    weights = 1 / (1 / 6 + 0.01), 1 / (1 / 801 + 0.01)
+    assert loss([FittedFigure("k3 KL", 1.0, math.e, 0.0, count=5.0), routes]) == pytest.approx(
+        (weights[0] / sum(weights)) ** 0.5
+    )
+    assert loss([FittedFigure("k3 KL", 1.0, math.e, 0.0, count=800.0), routes]) == pytest.approx(0.5**0.5)
+
+
+def test_a_target_counts_its_events(bench: Bench) -> None:
+    """The routers that differ and the tokens beyond tau, one by one; a KL has fewer events than tokens."""
+    trace = trace_of(bench, (RouterNoise(std=0.1),), draw=0)
+    target, ratio = target_of(trace), (trace.logp_old - trace.logp_mu)[trace.is_response].abs()
+    assert trace.experts_mu is not None and trace.experts_old is not None
+    differ = (trace.experts_mu.sort(-1).values != trace.experts_old.sort(-1).values).any(-1)
+    assert target.counts["routers that differ"] == pytest.approx(int(differ.sum())) and differ.sum() > 50
+    assert target.counts["F(1.1)"] == pytest.approx(int((ratio > math.log(1.1)).sum()))
+    assert target.num_tokens == int(trace.is_response.sum())
+    assert 1 < target.counts["k3 KL"] < 0.1 * target.num_tokens
+    twice = Target.pooled([target, target])
+    assert twice.figures == pytest.approx(target.figures) and twice.num_tokens == 2 * target.num_tokens
+    assert twice.counts == pytest.approx({name: 2 * count for name, count in target.counts.items()})
+
+
+def test_noise_is_searched_on_every_draw(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search on one draw follows that draw's chance."""
+    trace, sample, seen = trace_of(bench, (RouterNoise(std=0.1),), draw=7), bench.sample, set[int]()
+
+    def sampled(engine: SandboxEngine, draw: int) -> Rollouts:
+        seen.add(draw)
+        return sample(engine, draw)
+
+    calibration = Calibration(bench, target_of(trace))
+    monkeypatch.setattr(bench, "sample", sampled)
+    calibration.fitted_stds((), range(2), num_trials=2)
+    assert seen == {0, 1}
 
 
 def test_the_word_names_the_worst_figure() -> None:
