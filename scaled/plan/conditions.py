@@ -34,12 +34,27 @@ def check_batch(config: ScaledRun) -> None:
     """Raises ConfigError for more responses than MOST_RESPONSES."""
     batch, over = config.algorithm.batch, config.algorithm.oversampling
     drawn = (batch.num_prompts + (0 if over is None else over.extra_prompts)) * batch.num_responses
-    # A plan reads no problem file: each layout of a search would read it again.
-    held_out = getattr(config.task, "num_held_out", None)
-    judged = config.evaluation.num_problems(held_out) * config.evaluation.num_samples
-    for field, num in (("algorithm.batch", drawn), ("evaluation", judged)):
-        if num > MOST_RESPONSES:
-            raise ConfigError(f"{field}: expected at most {MOST_RESPONSES:,} responses, got {num:,}")
+    if drawn > MOST_RESPONSES:
+        raise ConfigError(f"algorithm.batch: expected at most {MOST_RESPONSES:,} responses, got {drawn:,}")
+    prompts, samples = evaluated_prompts(config), config.evaluation.num_samples
+    if prompts * samples > MOST_RESPONSES:
+        source = "" if _num_held_out(config) is not None else ", max_prompts, as a plan reads no problem file"
+        raise ConfigError(
+            f"evaluation: expected at most {MOST_RESPONSES:,} responses, got {prompts * samples:,} ({samples:,} of "
+            f"each of {prompts:,} problems{source})"
+        )
+
+
+def evaluated_prompts(config: ScaledRun) -> int:
+    """Problems of an evaluation; `max_prompts`, thus at most so many, where they come from a file.
+
+    A plan reads none: it is made where the file may not be, and each layout of a search would read it again.
+    """
+    return config.evaluation.num_problems(_num_held_out(config))
+
+
+def _num_held_out(config: ScaledRun) -> int | None:
+    return getattr(config.task, "num_held_out", None)
 
 
 def check_lengths(config: ScaledRun, shape: ModelShape) -> None:
@@ -105,4 +120,7 @@ def spilling(config: ScaledRun, shape: ModelShape) -> str | None:
     )
 
 
-__all__ = ["check_batch", "check_engine_step", "check_lengths", "check_object_store", "check_settings", "spilling"]
+__all__ = [
+    "check_batch", "check_engine_step", "check_lengths", "check_object_store", "check_settings", "evaluated_prompts",
+    "spilling",
+]  # fmt: skip

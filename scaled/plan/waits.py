@@ -8,6 +8,7 @@ from lab.hf import ModelShape
 from scaled.config import ScaledRun
 from scaled.pieces import in_pieces
 from scaled.plan import compute
+from scaled.plan.conditions import evaluated_prompts
 from scaled.plan.hardware import Gpu
 
 
@@ -41,7 +42,7 @@ def longest_wait(config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: in
 def largest_piece(config: ScaledRun) -> int:
     """The most responses of a piece, in training or in an evaluation."""
     batch, evaluation = config.algorithm.batch, config.evaluation
-    asked = [(evaluation.max_prompts, evaluation.num_samples)]
+    asked = [(evaluated_prompts(config), evaluation.num_samples)]
     if not _has_shares(config):
         asked.append((batch.num_prompts, batch.num_responses))
     return max(

@@ -155,7 +155,9 @@ WAYS_OUT = [
      r"algorithm\.batch: expected at most 1,000,000 responses, got 16,000,000,000,000"),
     (["--algorithm.batch.num_responses", "1000000000000", "--search"],
      r"algorithm\.batch: expected at most 1,000,000 responses, got .*"),
-    (["--evaluation.max_prompts", "1000000000000"], r"evaluation: expected at most 1,000,000 responses, got .*"),
+    (["--evaluation.max_prompts", "40000"],
+     r"evaluation: expected at most 1,000,000 responses, got 1,280,000 \(32 of each of 40,000 problems, max_prompts, "
+     r"as a plan reads no problem file\)"),
     (["--rollout.num_engines", "1000000000000"],
      r"rollout\.num_engines: expected a value less than or equal to 65536, got 1000000000000"),
     (["--model.shape", "qwen9"], r"model\.shape: expected one of .*, got qwen9"),

@@ -91,6 +91,11 @@ def test_a_piece_may_be_that_of_an_evaluation_or_a_share() -> None:
         config = loaded("qwen3_30b_a3b", "--algorithm.batch.num_responses", "8", "--evaluation.num_samples",
                         str(num_samples))  # fmt: skip
         assert largest_piece(config) == num
+    # Of three problems held out an evaluation has three, whatever `max_prompts` allows.
+    task = ("--task", "{kind: arithmetic, num_held_out: 3}", "--evaluation.max_prompts", "1000000000000")
+    few = loaded("qwen3_30b_a3b", *task, "--evaluation.num_samples", "1", "--rollout.num_engines", "1",
+                 "--algorithm.batch", "{num_prompts: 16, num_responses: 2, num_minibatches: 1}")  # fmt: skip
+    assert largest_piece(few) == 8
     many = ("--algorithm.batch.num_prompts", "512", "--algorithm.oversampling")
     many += ("{extra_prompts: 16, unfinished: drop, max_staleness: 1}",)
     for mode, is_share in (("R3", False), ("Pr3", True)):
