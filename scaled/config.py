@@ -57,7 +57,7 @@ class RolloutBlock(Strict):
     max_model_len: int = Field(default=512, ge=8, description="longest prompt and response together, in tokens")
     max_num_seqs: int = Field(default=128, ge=1, description="sequences decoded at a time")
     max_num_batched_tokens: int = Field(
-        default=2048, ge=32, description="tokens per engine step; longer prompts are chunked"
+        default=2048, ge=32, le=2**31, description="tokens per engine step; longer prompts are chunked"
     )
     prefix_caching: bool = Field(default=False, description="reuse keys and values of shared prompt blocks")
     enforce_eager: bool = Field(default=True, description="no compilation and no CUDA graphs")

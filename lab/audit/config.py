@@ -24,6 +24,8 @@ from theory.exact.tree import PrefixTree
 from theory.names import did_you_mean
 
 Level = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e12)]
+"""A scale or a temperature; products and quotients of two are floats above 0, and below infinity."""
 Length = Annotated[int, Field(ge=1)]
 
 
@@ -60,8 +62,8 @@ class TabularPolicies(Policies):
 
     kind: Literal["tabular"] = "tabular"
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null: the audit's")
-    scale: float = Field(default=1.0, gt=0, description="standard deviation of the random logits")
-    temperature: float | None = Field(default=None, gt=0, description="T, which divides the logits; null: 1")
+    scale: Positive = Field(default=1.0, description="standard deviation of the random logits")
+    temperature: Positive | None = Field(default=None, description="T, which divides the logits; null: 1")
 
     @property
     def label(self) -> str:
@@ -75,8 +77,8 @@ class LinearPolicies(Policies):
     kind: Literal["linear"] = "linear"
     discrepancy: DiscrepancyBlock | None = Field(default=None, description="mu against old; null: the audit's")
     features: Literal["bigram", "counts"] = Field(default="bigram", description=f"one of {', '.join(FEATURES)}")
-    scale: float = Field(default=1.0, gt=0, description="standard deviation of the random parameters")
-    temperature: float | None = Field(default=None, gt=0, description="T, which divides the logits; null: 1")
+    scale: Positive = Field(default=1.0, description="standard deviation of the random parameters")
+    temperature: Positive | None = Field(default=None, description="T, which divides the logits; null: 1")
 
     @property
     def label(self) -> str:

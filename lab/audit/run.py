@@ -76,6 +76,7 @@ def _rows(config: AuditConfig, case: Case) -> Rows:
                 continue
             for group in config.groups:
                 found = measured.estimate(level, objective, group.build())
+                _require_finite(found, objective.name)
                 row = place | {"objective": objective.name, "group": str(group.size), "baseline": group.baseline}
                 row |= _numbers(found, config.num_responses) | measured.drift(level, objective, group.build(), found)
                 row |= {
@@ -85,6 +86,16 @@ def _rows(config: AuditConfig, case: Case) -> Rows:
                 }
                 rows.append(row)
     return rows
+
+
+def _require_finite(found: Estimate, name: str) -> None:
+    """Raises ValueError for figures that no page can show, from numbers of an objective that overflow."""
+    for what, value in (("bias", found.bias), ("variance", found.variance)):
+        if not math.isfinite(value):
+            size = float(found.truth.norm())
+            raise ValueError(
+                f"objectives: expected a finite {what} of {name}, got {value} (the true gradient's length: {size:.3g})"
+            )
 
 
 def _numbers(found: Estimate, num_responses: Sequence[int]) -> dict[str, Any]:

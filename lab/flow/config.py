@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, model_validator
 
-from lab.audit.config import AuditObjective, GroupBlock, StudySchemas, require_known
+from lab.audit.config import AuditObjective, GroupBlock, Positive, StudySchemas, require_known
 from lab.config.load import load
 from lab.strict import Strict
 from theory.exact.engines import BY_SCALE, ERRORS
@@ -36,7 +36,7 @@ class PolicyBlock(Strict):
     kind: Literal["network", "linear", "tabular"] = Field(
         default="network", description="one hidden layer, a linear map of the prefix, or free logits at every node"
     )
-    scale: float = Field(default=1.0, gt=0, description="standard deviation of its logits, or parameters if linear")
+    scale: Positive = Field(default=1.0, description="standard deviation of its logits, or parameters if linear")
 
     def draw(
         self, forest: Forest, generator: torch.Generator, temperature: float
@@ -121,7 +121,7 @@ class TrainingBlock(Strict):
     optimizer: str = Field(default="adam", description=f"one of {', '.join(OPTIMIZERS)}")
     rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time per update")
     num_updates: int = Field(default=200, ge=1, le=10**7, description="updates of a run")
-    temperature: float = Field(default=1.0, gt=0, description="pi and mu are the policies of logits / T, as in a run")
+    temperature: Positive = Field(default=1.0, description="pi and mu are the policies of logits / T, as in a run")
     lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
     group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
     observe_every: int = Field(default=10, ge=1, description="updates between two rows of the dataframe")

@@ -148,6 +148,8 @@ WAYS_OUT = [
     (["--rollout.max_model_len", "33000"], r"rollout\.max_model_len: .* = 2048 \+ 32768 = 34816, got 33000"),
     (["--rollout.max_num_batched_tokens", "32", "--rollout.max_num_seqs", "33"],
      r"rollout\.max_num_batched_tokens: expected at least rollout\.max_num_seqs = 33, got 32"),
+    (["--rollout.max_num_batched_tokens", "1" + 20 * "0"],
+     r"rollout\.max_num_batched_tokens: expected a value less than or equal to 2147483648, got 1000*"),
     (["--rollout.timeout_s", "60"],
      r"rollout\.timeout_s: expected more than the estimated \d+ s of a piece of 32 responses of 32,768 .*, got 60"),
     (["--mean-tokens", "99999"], r"--mean-tokens: expected from 2 to rollout\.max_model_len = 34816, got 99999"),

@@ -88,6 +88,8 @@ def test_scale_reaches_the_level_asked_for(target: float) -> None:
     assert distance(scale_at(distance, target)) == pytest.approx(target, rel=1e-6, abs=1e-15)
     with pytest.raises(ValueError, match=r"expected a scale up to 2\.0 to reach 100"):
         scale_at(distance, 100.0, largest=2.0)
+    with pytest.raises(ValueError, match=r"expected more than the \S+ that rounding leaves at scale 0, got 1e-30"):
+        scale_at(distance, 1e-30)
     assert scale_at(lambda scale: scale, 1.5, largest=2.0) == pytest.approx(1.5)
 
 

@@ -58,16 +58,19 @@ def disturbed(logp: Edges, noise: Edges, scale: float) -> list[Float[Tensor, "_n
 def scale_at(distance: Callable[[float], float], target: float, largest: float = 64.0) -> float:
     """The scale at which a distance that is 0 at scale 0 reaches `target`, to a relative 1e-9; 0 for target 0.
 
-    The first such scale, where the distance grows with the scale. Raises ValueError where `largest` does not reach it.
+    The first such scale, where the distance grows with the scale. Raises ValueError where `largest` does not reach it,
+    and for a target that rounding exceeds at scale 0.
     """
     if target == 0:
         return 0.0
     # Doubled from a tiny scale until the target is passed, which brackets the first crossing.
-    high = 1e-6
+    first = high = 1e-6
     while (reached := distance(high)) < target:
         if high >= largest:
             raise ValueError(f"expected a scale up to {largest} to reach {target}, got {reached} there")
         high = min(2 * high, largest)
+    if high == first and (rounding := distance(0.0)) >= target:
+        raise ValueError(f"expected more than the {rounding:.3g} that rounding leaves at scale 0, got {target}")
     # From 0, where the distance is 0: the doubling has only shown that `high` is past the target.
     found = root_scalar(lambda scale: distance(scale) - target, bracket=(0.0, high), rtol=1e-9, xtol=1e-15)
     return float(found.root)
