@@ -28,7 +28,7 @@ class ActivationPrecision(Defect):
     scale: Literal["tensor", "token", "block"] = Field(
         default="token", description="FP8, INT8: one scale per tensor, per token, or per block of a token"
     )
-    block_size: int = Field(default=128, ge=1, description="width of a block; the last one may be smaller")
+    block_size: int = Field(default=128, ge=1, le=2**31, description="width of a block; the last one may be smaller")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:

@@ -87,6 +87,8 @@ def amax_of_blocks(x: Tensor, num_rows: int, num_columns: int) -> Tensor:
     Blocks start at the first row and column; those at the far edges may be smaller.
     """
     R, C = x.shape[-2:]
+    # A block that is larger than x holds x, without the memory of a whole block.
+    num_rows, num_columns = min(num_rows, max(R, 1)), min(num_columns, max(C, 1))
     # Zeros beyond the edge are never a block's largest magnitude.
     padded = F.pad(x.abs(), (0, -C % num_columns, 0, -R % num_rows))
     tiles = padded.unflatten(-1, (-1, num_columns)).unflatten(-3, (-1, num_rows))  # (..., R/r, r, C/c, c)

@@ -53,7 +53,7 @@ class WeightPrecision(Defect):
     scale: Literal["tensor", "channel", "block"] = Field(
         default="channel", description="FP8, INT8, INT4: one scale per matrix, output row or square block"
     )
-    block_size: int = Field(default=128, ge=1, description="side of a block; those at the edges are smaller")
+    block_size: int = Field(default=128, ge=1, le=2**31, description="side of a block; those at the edges are smaller")
 
     @classmethod
     def rungs(cls) -> Mapping[str, Defect]:

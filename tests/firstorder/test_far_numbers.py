@@ -15,6 +15,7 @@ SIZES = [
     ("audit", "policies.2.model.num_heads", 64), ("audit", "policies.2.model.num_kv_heads", 64),
     ("audit", "policies.2.model.head_dim", 128), ("audit", "policies.2.model.num_experts", 128),
     ("audit", "policies.2.model.expert_size", 128), ("audit", "groups.0.size", 4096),
+    ("audit", "policies.2.engines.fp8 weights.defects.0.block_size", 2**31),
     ("audit", "policies.0.seeds", 10**5), ("flow", "problems.count", 10**5), ("flow", "training.num_updates", 10**7),
 ]  # fmt: skip
 

@@ -108,6 +108,9 @@ def test_blocks_tile_the_matrix(R, C, num_rows, num_columns):
             top, left = r - r % num_rows, c - c % num_columns
             block = x[:, top : top + num_rows, left : left + num_columns]
             assert torch.equal(amax[:, r, c], block.abs().amax(dim=(1, 2)))
+    # A block beyond the edges costs no memory of its own; an expert without tokens has no rows.
+    assert torch.equal(amax_of_blocks(x, 2**31, 2**31), x.abs().amax(dim=(1, 2), keepdim=True).expand_as(x))
+    assert amax_of_blocks(x[:, :0], num_rows, num_columns).shape == (2, 0, C)
 
 
 @pytest.mark.parametrize("gate", ["qwen3", "mixtral"])
