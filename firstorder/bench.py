@@ -13,7 +13,7 @@ from firstorder.options import Debug, require_folder_of
 
 def bench(
     threads: Annotated[int, typer.Option(min=1, help="Threads that either side may use.")] = 1,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of every timing.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Repetitions of every timing.")] = 5,
     num_prompts: Annotated[int, typer.Option(min=4, help="Prompts of a batch, a multiple of 4.")] = 16,
     num_responses: Annotated[int, typer.Option(min=2, help="Responses per prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per response, at most 52.")] = 32,

@@ -17,7 +17,7 @@ def calibrate(
     config: SandboxConfig,
     seeds: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Draws of the batch that fits are compared on."),
+        typer.Option(min=1, max=1000, metavar="N", help="Draws of the batch that fits are compared on."),
     ] = 4,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Also write the engine block there.")] = None,
     debug: Debug = False,

@@ -15,7 +15,7 @@ PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the complete config, every field explained, and stop.")
 ]
 StudyProgress = Annotated[Progress, typer.Option(help="A live bar, lines (for logs), or nothing.")]
-Draws = Annotated[int, typer.Option(min=2, metavar="N", help="Draws of the batch per engine.")]
+Draws = Annotated[int, typer.Option(min=2, max=1000, metavar="N", help="Draws of the batch per engine.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 
 

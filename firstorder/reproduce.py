@@ -23,11 +23,14 @@ Seeds = Annotated[
     int | None,
     typer.Option(
         min=2,
+        max=10_000,
         metavar="N",
         help="Seeds per cell, from 104 on at home; each claim's own number, or 2 with --smoke, if not given.",
     ),
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, metavar="N", help="Runs at a time here; one per CPU if not given.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, max=1024, metavar="N", help="Runs at a time here; one per CPU if not given.")
+]
 Address = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster to run on; a private one here if not given.")
 ]

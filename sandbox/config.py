@@ -79,11 +79,11 @@ class ColdStartBlock(Strict):
     )
     target_accuracy: float = Field(default=0.4, gt=0, le=1, description="sampled accuracy at which the stage ends")
     max_updates: int = Field(default=2000, ge=1, description="updates after which the stage fails with an error")
-    batch_size: int = Field(default=64, ge=1, description="demonstrations per update")
+    batch_size: int = Field(default=64, ge=1, le=2**16, description="demonstrations per update")
     learning_rate: float = Field(default=3e-3, gt=0, description="AdamW learning rate after warm-up")
     warmup_updates: int = Field(default=20, ge=0, description="updates of linear warm-up")
     check_every: int = Field(default=25, ge=1, description="updates between accuracy checks")
-    num_check: int = Field(default=128, ge=8, description="problems per accuracy check")
+    num_check: int = Field(default=128, ge=8, le=2**16, description="problems per accuracy check")
     seed: int = Field(default=0, description="seed of this stage, separate from the run's: all seeds share it")
     cache: str = Field(default="runs/.cache/cold_start", description="folder of finished cold starts")
 

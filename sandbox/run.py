@@ -57,7 +57,7 @@ def run(config: SandboxRun, *, folder: RunFolder | None = None, progress: Progre
         warnings.warn(f"this machine's kernels are not batch-invariant: {broken}", stacklevel=1)
     # Opened before a folder is made: a path that is wrong leaves no run behind.
     task = open_task(config)
-    _check_shape(config, task)
+    check_shape(config, task)
     is_fresh = folder is None
     if folder is None:
         folder = RunFolder.create(Path(config.output), config.name, config_hash(config), datetime.now(UTC))
@@ -118,15 +118,15 @@ def _prepare(config: SandboxRun, folder: RunFolder, task: TextTask, progress: Pr
     return learner, first
 
 
-def _check_shape(config: SandboxRun, task: TextTask) -> None:
+def check_shape(config: SandboxRun, task: TextTask) -> None:
     """ValueError where the config does not fit the sizes of its model, whose weights are not read yet."""
     if config.model.path is None:
         shape = config.model.build(task.tokenizer.vocab_size)
-        check_memory(config, shape)
     else:
         shape = read_config(config.model.path)
         check_vocabulary(config.task, task, shape.vocab_size)
         config.check_routers(shape)
+    check_memory(config, shape)
     if isinstance(task, ProblemTask):
         longest = task.longest_prompt
     else:  # training prompts are drawn one by one; held-out ones are of the same kind
@@ -241,6 +241,6 @@ def _fit(config: SandboxRun, folder: RunFolder, learner: Learner, recording: Rec
 
 
 __all__ = [
-    "NonFiniteError", "build_engine", "build_learner", "check_positions", "file_hashes", "initial_model", "open_task",
-    "run",
+    "NonFiniteError", "build_engine", "build_learner", "check_positions", "check_shape", "file_hashes", "initial_model",
+    "open_task", "run",
 ]  # fmt: skip

@@ -52,6 +52,8 @@ TURNS_MODEL = replace(MODEL, vocab_size=8, max_positions=192)
 """The same decoder with a vocabulary so small that a turn ends after some eight tokens."""
 OFF_POLICY = 4
 """N, the number of updates of an off-policy global step."""
+MOST_RESPONSES = 2**14
+"""Responses of the work: their KV cache takes 1.5 GB."""
 OPTIMIZER = OptimizerSettings(learning_rate=0.0, weight_decay=0.0)
 OBJECTIVE = preset("minirl")
 
@@ -68,6 +70,11 @@ class Work:
     def __post_init__(self) -> None:
         if self.num_prompts < 1 or self.num_prompts % OFF_POLICY:
             raise ValueError(f"num_prompts: expected a multiple of {OFF_POLICY}, got {self.num_prompts}")
+        if self.num_prompts * self.num_responses > MOST_RESPONSES:
+            raise ValueError(
+                f"num_prompts: expected at most {MOST_RESPONSES:,} responses in all, got {self.num_prompts} x "
+                f"{self.num_responses}"
+            )
         if self.num_responses < 2:
             raise ValueError(f"num_responses: expected at least 2, got {self.num_responses}")
         if not 1 <= self.max_tokens <= MODEL.max_positions - self.prompt_tokens:

@@ -20,7 +20,7 @@ from sandbox.engines import KINDS, PartialWeights, ReductionOrder
 from sandbox.engines.defect import LINKS, Defect
 from sandbox.engines.engine import SandboxEngine
 from sandbox.model import MoE
-from sandbox.run import build_engine, initial_model, open_task
+from sandbox.run import build_engine, check_shape, initial_model, open_task
 from sandbox.training.engine import SandboxTrainingEngine
 from sandbox.training.numerics import training_numerics
 from theory.contracts import Rollouts, Sampling
@@ -88,6 +88,7 @@ class Bench:
         config = config.settled()
         self.config, self.algorithm = config, config.algorithm.build()
         self.task: TextTask = open_task(config)
+        check_shape(config, self.task)
         self.trainer = self.build_trainer(
             initial_model(config, self.task, "none").compute_with(config.kernels()), config.training
         )

@@ -31,6 +31,12 @@ def test_sizes_that_cannot_be_enumerated_are_refused(
     assert said.startswith(f"{command}/small: {field.partition('.')[0]}")
 
 
+@pytest.mark.parametrize("words", [("calibrate", "trace.jsonl", "smoke"), ("defects", "smoke")])
+def test_draws_without_an_end_are_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each draw is a rollout of a whole batch."""
+    assert "Invalid value for '--seeds': " in fails(capsys, *words, "--seeds", "1001")
+
+
 def test_figures_beyond_the_floats_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,6 +192,8 @@ def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[st
         (["moe_gap"], "unknown claim 'moe_gap': did you mean 'moe_gap_exceeds_dense'?"),
         (["9", "--regime", "papers"], "unknown regime 'papers': did you mean 'paper'?"),
         (["9", "--seeds", "1"], "--seeds"),
+        (["9", "--seeds", "1000000000000"], "Invalid value for '--seeds': "),
+        (["9", "--jobs", "1000000000000"], "Invalid value for '--jobs': "),
         (["33", "--regime", "noisy"], "--regime: claim 33 is tried in paper, stress, hot, border; got noisy"),
         (["--page", "--results", "nowhere"], "--results: expected a folder with cells.jsonl for --page, got nowhere"),
     ],

@@ -9,6 +9,7 @@ from firstorder.worlds import Schemas
 from lab.config.load import load
 from lab.strict import ConfigError
 from sandbox.config import SandboxRun
+from sandbox.measure.defect_table import Bench
 from sandbox.size import check_memory
 
 VOCABULARY = 13
@@ -48,3 +49,12 @@ def test_where_their_number_is_not_known_max_prompts_count(monkeypatch: pytest.M
     assert isinstance(config, SandboxRun) and isinstance(shape, SandboxRun)
     with pytest.raises(ConfigError, match=r" for 4,000 responses "):
         check_memory(config, shape.model.build(VOCABULARY))
+
+
+@pytest.mark.parametrize("field", ["batch.num_prompts", "batch.num_responses", "sampling.max_tokens"])
+def test_a_measurement_of_engines_is_refused_as_a_run_is(field: str) -> None:
+    """`calibrate` and `defects` make a run's batches, of which as many prompts had no end."""
+    config = load("smoke", [f"--algorithm.{field}", "1000000000000"], Schemas())
+    assert isinstance(config, SandboxRun)
+    with pytest.raises(ConfigError, match=r"^expected a run that fits into .* of memory, got one of at least "):
+        Bench(config, num_steps=0)

@@ -181,6 +181,9 @@ def test_times_of_different_work_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--num-prompts", "6"], "num_prompts: expected a multiple of 4, got 6"),
         (["--rounds", "0"], "Invalid value for '--rounds': "),
+        (["--rounds", "1000000000000"], "Invalid value for '--rounds': "),
+        (["--num-prompts", "1000000000000"], "num_prompts: expected at most 16,384 responses in all, got 10"),
+        (["--num-responses", "1000000000000"], "num_prompts: expected at most 16,384 responses in all, got 16 x 10"),
         (["--num-responses", "1"], "Invalid value for '--num-responses': "),
         (["--max-tokens", "53"], "max_tokens: expected 1 to 52 after 12, got 53"),
         (["--out", "nowhere/bench.json"], "--out: expected a file in a folder that exists, got nowhere/bench.json"),
