@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
@@ -72,7 +72,7 @@ def _trend(rank_mn: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
     return rank_mn @ (torch.arange(n, dtype=torch.float64) - (n - 1) / 2)
 
 
-@cache
+@lru_cache(maxsize=64)  # 80 kB each, and a course that is watched asks for one more at every step
 def _null(n: int) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
     """Both statistics (of the trend, its magnitude) for NUM_ORDERS random orders of n ranks."""
     generator = stream(0, "change point", str(n))

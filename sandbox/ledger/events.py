@@ -136,7 +136,7 @@ def shares(left: Column, right: Column | float) -> Shares:
     return Shares(min(n1, n2), mean, error, low, high, np.inf, "exact", None, (k1, n1, k2, n2), number)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=65536)
 def _ends(k1: int, n1: int, k2: int, n2: int, number: float | None) -> tuple[float, float]:
     # Only its p's are used: they need neither the estimate nor the interval.
     bare = Shares(n1, 0.0, 0.0, 0.0, 0.0, np.inf, "exact", None, (k1, n1, k2, n2), number)

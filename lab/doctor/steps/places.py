@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -155,7 +155,7 @@ class Places:
         return None if p >= LEVEL else GapGroup(PLACES[name], kept[g], times, p, self.edges.get(name, ()))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _null(num_steps: int, num_groups: int) -> Float[Tensor, " m"]:
     """NUM_ORDERS draws of the largest mean rank of a group, with random ranks at every step."""
     generator, out = stream(0, "places", f"{num_steps} {num_groups}"), []
