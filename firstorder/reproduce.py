@@ -23,7 +23,7 @@ Seeds = Annotated[
     int | None,
     typer.Option(
         min=2,
-        max=10_000,
+        max=4096,  # `--power` searches no further
         metavar="N",
         help="Seeds per cell, from 104 on at home; each claim's own number, or 2 with --smoke, if not given.",
     ),
