@@ -115,9 +115,12 @@ class Session:
         if checkpoint is not None:
             training.load(checkpoint.path)
             first = checkpoint.step
-            backlog = stored_backlog(read_backlog(checkpoint.path, self.task), rollout)
+            backlog = stored_backlog(read_backlog(checkpoint.path, self.task), rollout, rollout.layer_sets)
             # Routes go back to the object store, where the ranks fetch those of every batch.
-            ahead = [replace(b, rollouts=stored_rollouts(b.rollouts, rollout)) for b in read_ahead(checkpoint.path)]
+            ahead = [
+                replace(batch, rollouts=stored_rollouts(batch.rollouts, rollout, rollout.layer_sets))
+                for batch in read_ahead(checkpoint.path)
+            ]
         self.interruptions.resume(first)
         folder.truncate_metrics(first)  # rows after the checkpoint are of steps that run again
         probe = self.probe()

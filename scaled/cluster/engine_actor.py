@@ -101,13 +101,14 @@ class OneByOne:
 
 
 class EngineActor(Worker):
-    """One engine in its own process."""
+    """One engine in its own process. Its records are cut by `layer_sets` (`storing.pack_apart`)."""
 
     engine: ClusterEngine
+    layer_sets: Sequence[Sequence[int]]
 
-    def start(self, build: BuildEngine) -> None:
+    def start(self, build: BuildEngine, layer_sets: Sequence[Sequence[int]]) -> None:
         # Not in __init__, where Ray would report the caller's error as the actor's death.
-        self.engine = build()
+        self.engine, self.layer_sets = build(), layer_sets
 
     def sample(
         self, parcel: Parcel, room: int, most: int | None, steps: int | None
@@ -116,7 +117,7 @@ class EngineActor(Worker):
         for number, *piece in unpack(parcel):
             self.engine.begin(number, *piece)
         ended = self.engine.sample(room, most, steps)
-        return pack_apart((ended, self.engine.num_unfinished), OF_ENGINE)
+        return pack_apart((ended, self.engine.num_unfinished), OF_ENGINE, layer_sets=self.layer_sets)
 
     def give_up(self) -> None:
         self.engine.give_up()

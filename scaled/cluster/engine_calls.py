@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ Lines = dict[int, deque[_Call]]
 
 
 class EngineCalls(ActorGroup):
-    """`num_engines` actors, and calls of them. Restarts go to `meter`, and to `lost`.
+    """`num_engines` actors, and calls of them. Restarts go to `meter`, and to `lost`. Engines cut their records by
+    `layer_sets`.
 
     A replacement gets the weights `_weights`, where there are any (`version` >= 0). Raises EngineLost after
     `max_restarts` restarts; an error of the engine itself (a prompt that is too long) comes through unchanged.
@@ -67,8 +68,9 @@ class EngineCalls(ActorGroup):
         limits: LimitsBlock | None = None,
         meter: Meter | None = None,
         lost: Lost | None = None,
+        layer_sets: Sequence[Sequence[int]] = (),
     ):
-        self.cluster, self.build = cluster, build
+        self.cluster, self.build, self.layer_sets = cluster, build, layer_sets
         self.limits = LimitsBlock() if limits is None else limits
         self.timeout_s, self.max_restarts = timeout_s, max_restarts
         self.meter = Meter() if meter is None else meter
@@ -79,7 +81,7 @@ class EngineCalls(ActorGroup):
         self._lost: dict[int, tuple[str, float]] = {}
         self._one_at_a_time = threading.Lock()
         self.actors = [cluster.spawn("engine", i, EngineActor) for i in range(num_engines)]
-        self._call_all("start", build)
+        self._call_all("start", build, layer_sets)
 
     def close(self) -> None:
         """Ends the engines for good: a thread that waits for one gets EngineLost, and none takes its place."""
@@ -178,7 +180,7 @@ class EngineCalls(ActorGroup):
         first, start = self._lost.setdefault(i, (reason, time.monotonic()))
         self.cluster.kill(self.actors[i])  # a process that only hangs would keep the place
         self.actors[i] = self.cluster.spawn("engine", i, EngineActor)
-        calls = deque([self._ask(i, "start", (self.build,))])
+        calls = deque([self._ask(i, "start", (self.build, self.layer_sets))])
         if self.version >= 0:
             calls.append(self._ask(i, "load_weights", (self._weights, self.version)))
 

@@ -76,9 +76,10 @@ class StoredRows:
 
     @staticmethod
     def joined(parts: Sequence[tuple[StoredRows, Int[Tensor, " _"]]], num_rows: int) -> StoredRows:
-        """`num_rows` rows from parts whose rows go to these places; every place of a layer has a part."""
+        """`num_rows` rows from parts whose rows go to these places; every place of a layer has a part, and parts with
+        some layers in common have the same sets of layers."""
         layer_sets = tuple(dict.fromkeys(numbers for part, _ in parts for numbers in part.layer_sets))
-        source_GF, row_GF = (torch.zeros(len(layer_sets), num_rows, dtype=torch.int64) for _ in range(2))
+        source_GF, row_GF = (torch.full((len(layer_sets), num_rows), -1) for _ in range(2))
         sources: list[Source] = []
         for part, where_F in parts:
             for own, numbers in enumerate(part.layer_sets):
@@ -87,6 +88,7 @@ class StoredRows:
                 source_GF[g, where_F] = part.source_GF[own] + len(sources)
                 row_GF[g, where_F] = part.row_GF[own]
             sources += part.sources
+        assert bool((source_GF >= 0).all()), "engines and restored responses are cut by the same layers"
         return replace(parts[0][0], sources=tuple(sources), layer_sets=layer_sets, source_GF=source_GF, row_GF=row_GF)
 
 

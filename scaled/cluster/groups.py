@@ -13,6 +13,8 @@ from scaled.cluster.rollout_group import Lost, RolloutGroup
 from scaled.cluster.training_group import TrainingGroup, build_megatron
 from scaled.cluster.transfer import Meter
 from scaled.config import ModelBlock, ScaledRun
+from scaled.model_shape import load_shape
+from scaled.stages import layer_sets
 from scaled.vllm_engine.quantize import quantised
 
 
@@ -69,7 +71,16 @@ def rollout_group(
         limits=config.cluster.limits,
         meter=meter,
         lost=lost,
+        layer_sets=_layer_sets(config, places),
     )
+
+
+def _layer_sets(config: ScaledRun, places: Cluster) -> tuple[tuple[int, ...], ...]:
+    """The layers that machines of ranks read apart; none where there is one stage."""
+    if config.training.pipeline_parallel == 1:
+        return ()
+    shape = load_shape(config.model.path, config.model.shape)
+    return layer_sets(config.training, shape.num_layers, places.machines_of_ranks())
 
 
 def _bucket(config: ScaledRun) -> int:

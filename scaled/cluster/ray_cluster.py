@@ -69,6 +69,13 @@ class Cluster:
     """The GPUs of each rank, as its process names them."""
     shared_devices: dict[int, str] = field(default_factory=dict)
     """Those of each colocated engine."""
+    nodes: Sequence[str] = ()
+    """The machine of each bundle."""
+
+    def machines_of_ranks(self) -> list[str]:
+        """The machine of each rank, in their order."""
+        num = sum(role == "rank" for role, _ in self.places)
+        return [self.nodes[self.places["rank", i].bundle] for i in range(num)]
 
     def spawn(self, role: Role, index: int, cls: type, *args: Any) -> Any:
         """Starts an actor `cls(log file, *args)` at its place; returns its Ray handle."""
@@ -138,10 +145,11 @@ def cluster(config: ScaledRun, folder: Path) -> Iterator[Cluster]:
                     f"cluster.address: expected {_listed(bundles)} free, each on one machine, got no placement within "
                     f"{PLACEMENT_TIMEOUT_S:g} s"
                 )
+            nodes = placement_group_table(group)["bundles_to_node_id"]
+            made.nodes = [nodes[b] for b in range(len(bundles))]
             if node_gpus > 0:
-                nodes = placement_group_table(group)["bundles_to_node_id"]
                 num_units = 1 + max(place.bundle for (role, _), place in places.items() if role == "rank")
-                made.places = by_node(places, [nodes[b] for b in range(len(bundles))], num_units)
+                made.places = by_node(places, made.nodes, num_units)
             yield made
         finally:
             for actor in list(made.actors):

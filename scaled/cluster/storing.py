@@ -2,8 +2,9 @@
 likeliest tokens with log old of them.
 
 The sender puts these tensors into objects of their own, beside the parcel of the rest: apart by kind and by response,
-since an object travels to another machine whole. In the receiver's value a `StoredRecord`, `StoredFeatures` or
-`StoredTokenRows` has their references.
+since an object travels to another machine whole. Those of engines are apart by layers, too, where machines of ranks
+read them apart (`scaled.stages`). In the receiver's value a `StoredRecord`, `StoredFeatures` or `StoredTokenRows` has
+their references.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from scaled.cluster.buckets import ALIGNMENT, EMPTY, Bucket, buckets
 from scaled.cluster.features import StoredFeatures, StoredRows
 from scaled.cluster.routes import RouteSource, StoredRecord
-from scaled.cluster.sources import Owner, RankGroup, Source
+from scaled.cluster.sources import Owner, RankGroup, Source, columns
 from scaled.cluster.stretches import Stretches
 from scaled.cluster.token_rows import StoredTokenRows
 from scaled.cluster.transfer import Hole, Parcel, pack, unpack
@@ -31,18 +32,22 @@ from theory.routing.features import RouterFeatures
 from theory.routing.record import MISSING, RoutingRecord
 from theory.top_tokens import TokenRows
 
+Layers = tuple[int, ...]
+
 KEPT = (RoutingRecord, RouterFeatures, TokenRows)
 """The types whose tensors lie apart. What is stored already, a subclass, travels as its references."""
 
 
-def pack_apart(value: Any, num: int, least: int = LEAST_BYTES) -> tuple[Parcel | Bucket | None, ...]:
+def pack_apart(
+    value: Any, num: int, least: int = LEAST_BYTES, layer_sets: Sequence[Sequence[int]] = ()
+) -> tuple[Parcel | Bucket | None, ...]:
     """The value as a parcel, and its largest tensors in at most `num` buckets; None for those that are not needed.
 
-    A bucket has whole responses, of at least `least` bytes if there are as many, and one kind of rows: so a process
-    fetches little that it does not read. The value then has a stored record, stored features or stored rows in the
-    place of each; the receiver's `unpack_apart` says where the tensors are.
+    A bucket has whole responses, of at least `least` bytes if there are as many, one kind of rows, and layers of one
+    of the sets: so a process fetches little that it does not read. The value then has a stored record, stored features
+    or stored rows in the place of each; the receiver's `unpack_apart` says where the tensors are.
     """
-    apart = _Apart(least)
+    apart = _Apart(least, layer_sets)
     parcel = pack(value, apart.stand_in)
     objects = apart.objects(num)
     object_of = {piece: number for number, pieces in enumerate(objects) for piece in pieces}
@@ -54,8 +59,8 @@ def pack_apart(value: Any, num: int, least: int = LEAST_BYTES) -> tuple[Parcel |
 class _Apart:
     """The largest tensors of a value that is being packed: in pieces of whole responses, each of a kind."""
 
-    def __init__(self, least: int):
-        self.least = least
+    def __init__(self, least: int, layer_sets: Sequence[Sequence[int]]):
+        self.least, self.layer_sets = least, layer_sets
         self.pieces: list[Tensor] = []
         self._kinds: dict[str, list[int]] = {}
         self._names: dict[int, str] = {}
@@ -124,15 +129,28 @@ class _Apart:
                 bounds.append(b)
         return list(pairwise(bounds)) or [(0, 0)]
 
+    def _cut(self, rows: Tensor, layer_numbers: tuple[int, ...], kind: str) -> list[tuple[Tensor, Layers, str]]:
+        """Rows of layers cut by `layer_sets`, each with its layers, and a kind of its own."""
+        found = []
+        for number, layers in enumerate(self.layer_sets):
+            own = tuple(n for n in layer_numbers if n in layers)
+            if own and own != layer_numbers:
+                found.append((rows[:, columns(layer_numbers, own)], own, f"{kind} {number}"))
+        # Without sets, or where all layers are in one of them, rows stay as they lie.
+        assert not found or sum(len(own) for _, own, _ in found) == len(layer_numbers), "each layer is in one set"
+        return found or [(rows, layer_numbers, kind)]
+
     def _record(self, found: RoutingRecord, kind: str) -> StoredRecord:
-        sources, shares = [], self._shares(found.offsets, found.experts[:1].nbytes)
-        for low, high in shares:
-            ids_RLK = found.experts[int(found.offsets[low]) : int(found.offsets[high])]
-            # Found where the ids are, so that the driver counts missing rows without fetching any.
-            missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
-            sources.append(RouteSource(*self._put(kind, ids_RLK, found.layer_numbers), missing))
-        slots = found.num_slots, found.experts.dtype
-        whole = _in_shares(found.offsets, shares)
+        sources, parts = list[RouteSource](), []
+        for rows_RLK, layers, own in self._cut(found.experts, found.layer_numbers, kind):
+            shares = self._shares(found.offsets, rows_RLK[:1].nbytes)
+            parts.append(_in_shares(found.offsets, shares, len(sources)))
+            for low, high in shares:
+                ids_RLK = rows_RLK[int(found.offsets[low]) : int(found.offsets[high])]
+                # Found where the ids are, so that the driver counts missing rows without fetching any.
+                missing = (ids_RLK[..., 0] == MISSING).any(1).nonzero()[:, 0]
+                sources.append(RouteSource(*self._put(own, ids_RLK, layers), missing))
+        whole, slots = Stretches.concat(parts), (found.num_slots, found.experts.dtype)
         return StoredRecord(tuple(sources), whole, found.offsets, found.layer_numbers, found.num_experts, slots)
 
     def _tokens(self, found: TokenRows, kind: str) -> StoredTokenRows:
@@ -143,24 +161,29 @@ class _Apart:
         return StoredTokenRows(sources, _in_shares(found.offsets, shares), found.offsets, columns, found.fill)
 
     def _features(self, found: RouterFeatures, kind: str) -> StoredFeatures:
-        def rows(name: str, x_FLX: Tensor) -> StoredRows:
-            shares = self._shares(found.offsets, x_FLX[:1].nbytes)
-            cuts = [(int(found.offsets[low]), int(found.offsets[high])) for low, high in shares]
-            puts = (self._put(f"{kind} {name}", x_FLX[start:stop], found.layer_numbers) for start, stop in cuts)
-            sources = tuple(Source(*put) for put in puts)
-            row_F = [torch.arange(stop - start) for start, stop in cuts]
-            source_1F = torch.cat([torch.full_like(own_F, number) for number, own_F in enumerate(row_F)])[None]
-            layer_sets = (found.layer_numbers,)
-            return StoredRows(sources, layer_sets, source_1F, torch.cat(row_F)[None], x_FLX.shape[2], x_FLX.dtype)
+        def rows(name: str, whole_FLX: Tensor) -> StoredRows:
+            sources, source_GF, row_GF = list[Source](), [], []
+            cut = self._cut(whole_FLX, found.layer_numbers, f"{kind} {name}")
+            for x_FLX, layers, own in cut:
+                shares = self._shares(found.offsets, x_FLX[:1].nbytes)
+                cuts = [(int(found.offsets[low]), int(found.offsets[high])) for low, high in shares]
+                row_F = [torch.arange(stop - start) for start, stop in cuts]
+                numbers = (torch.full_like(own_F, number) for number, own_F in enumerate(row_F, len(sources)))
+                source_GF.append(torch.cat(list(numbers)))
+                row_GF.append(torch.cat(row_F))
+                sources += [Source(*self._put(own, x_FLX[start:stop], layers)) for start, stop in cuts]
+            sets = tuple(layers for _, layers, _ in cut)
+            places = torch.stack(source_GF), torch.stack(row_GF)
+            return StoredRows(tuple(sources), sets, *places, whole_FLX.shape[2], whole_FLX.dtype)
 
         hidden = None if found.hidden is None else rows("hidden", found.hidden)
         return StoredFeatures(found.rows, found.offsets, hidden, rows("logits", found.logits), found.layer_numbers)
 
 
-def _in_shares(offsets: Tensor, shares: Sequence[tuple[int, int]]) -> Stretches:
-    """A stretch for each response, in sources of these responses."""
+def _in_shares(offsets: Tensor, shares: Sequence[tuple[int, int]], first: int = 0) -> Stretches:
+    """A stretch for each response, in sources of these responses, which are numbered from `first` on."""
     parts = []
-    for number, (low, high) in enumerate(shares):
+    for number, (low, high) in enumerate(shares, first):
         own = torch.arange(low, high)
         start_S, num_S = offsets[own] - offsets[low], offsets.diff()[own]
         parts.append(Stretches(torch.full_like(own, number), own, torch.zeros_like(own), start_S, num_S))
@@ -172,22 +195,22 @@ def unpack_apart(parcel: Parcel, stored: Sequence[Any], group: RankGroup, home: 
     return unpack(parcel, stored=[stored[number] for number in parcel.objects], owner=[Owner(group, home)])
 
 
-def stored_backlog(backlog: Backlog | None, group: RankGroup) -> Backlog | None:
+def stored_backlog(backlog: Backlog | None, group: RankGroup, layer_sets: Sequence[Sequence[int]]) -> Backlog | None:
     """The backlog with its routes and likeliest tokens in the object store, like those of `group`, with which
-    its responses are joined.
+    its responses are joined. The group cuts its records by `layer_sets`.
 
     The group's first actor counts as their maker.
     """
     if backlog is None:
         return None
     # A response that continues is joined from old and new rows, and a record has rows of one kind only.
-    groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group)) for own in backlog.groups]
+    groups = [replace(own, rollouts=stored_rollouts(own.rollouts, group, layer_sets)) for own in backlog.groups]
     return replace(backlog, groups=tuple(groups))
 
 
-def stored_rollouts(rollouts: Rollouts | None, group: RankGroup) -> Any:
+def stored_rollouts(rollouts: Rollouts | None, group: RankGroup, layer_sets: Sequence[Sequence[int]]) -> Any:
     """The same for rollouts, or None."""
-    packed: Any = pack_apart(rollouts, OF_ENGINE)
+    packed: Any = pack_apart(rollouts, OF_ENGINE, layer_sets=layer_sets)
     parcel, *stored = packed
     return unpack_apart(parcel, [None if bucket is None else ray.put(bucket) for bucket in stored], group, 0)
 

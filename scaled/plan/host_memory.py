@@ -51,7 +51,7 @@ def most_stored_bytes(config: ScaledRun, shape: ModelShape, num_tokens: int | No
 def _most_stored(
     config: ScaledRun, shape: ModelShape, num_tokens: int | None, has_updates: bool
 ) -> dict[str, int]:  # fmt: skip
-    found = [stored_on(machine, config, shape, num_tokens, has_updates) for machine in machines(config)]
+    found = [stored_on(machine, config, shape, num_tokens, has_updates) for machine in machines(config, shape)]
     return max(found, key=lambda parts: sum(parts.values()))
 
 
@@ -78,7 +78,7 @@ def host_memory(config: ScaledRun, shape: ModelShape, num_tokens: int | None = N
     Routes, features, scores and likeliest tokens are those of `records`, once on a machine, in memory that its ranks
     share; the driver has none of them. Its own copy of the sampled tokens, on its machine, is not counted.
     """
-    return _largest("host", [_in_step(machine, config, shape, num_tokens) for machine in machines(config)])
+    return _largest("host", [_in_step(machine, config, shape, num_tokens) for machine in machines(config, shape)])
 
 
 def _in_step(machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int | None) -> dict[str, int]:
@@ -205,14 +205,14 @@ def loading_memory(config: ScaledRun, shape: ModelShape) -> Memory:
         ]
         found["masters that are compared with the weights"] = _most(config, ranks)
     found |= _offloaded(config, shape)
-    every = [_pushed(one, config, shape) | (found if one.has_ranks else {}) for one in machines(config)]
+    every = [_pushed(one, config, shape) | (found if one.has_ranks else {}) for one in machines(config, shape)]
     return _largest("loading a checkpoint", every)
 
 
 def host_pools(config: ScaledRun, shape: ModelShape) -> tuple[Memory, Memory]:
     """CPU memory of the machine that needs most: in a global step, with its checkpoint and the object store, and while
     ranks load one."""
-    every = [_in_step(one, config, shape, None) | _pushed(one, config, shape) for one in machines(config)]
+    every = [_in_step(one, config, shape, None) | _pushed(one, config, shape) for one in machines(config, shape)]
     steps = [Memory("a step and its checkpoint", parts) for parts in every]
     return max(steps, key=lambda step: in_memory(config, step).total), loading_memory(config, shape)
 

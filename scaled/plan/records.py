@@ -1,13 +1,15 @@
 """Bytes of a step's records in the object stores of its machines: routes, router features, scores, likeliest tokens.
 
 An object has whole responses of one kind (`cluster.storing`) and travels whole: a machine of ranks fetches those with a
-response that is dealt to one of its data-parallel replicas. Each of several mini-batches is dealt anew, so that an
-update reads what other machines made. What is fetched once lies there until nobody needs it.
+response that is dealt to one of its data-parallel replicas, and of what engines made only the layers of its pipeline
+stages. Each of several mini-batches is dealt anew, so that an update reads what other machines made. What is fetched
+once lies there until nobody needs it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lab.hf import ModelShape
 from scaled.config import ScaledRun
@@ -16,6 +18,7 @@ from scaled.pieces import SHARED_BY
 from scaled.plan import in_progress, payloads
 from scaled.plan.machines import Machine, rank_numbers, with_ranks
 from scaled.plan.parameters import ELEMENT_BYTES
+from theory.algorithm import Algorithm
 
 
 def dealt(config: ScaledRun) -> float:
@@ -40,7 +43,7 @@ def routes(machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: i
     used = _of_old(machine, config, of_response, not replays_mu or algorithm.objective.uses_router_shift)
     # Natural experts are compared where they were made; without replay they are those that old used.
     natural = _of_old(machine, config, of_response, False) * ((passes.old != "natural") + has_updates)
-    return _of_mu(machine, config, of_response, replays_mu) + used + natural
+    return _of_mu(machine, config, algorithm, of_response, replays_mu, machine.reads) + used + natural
 
 
 def features(machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens: int) -> int:
@@ -51,7 +54,7 @@ def features(machine: Machine, config: ScaledRun, shape: ModelShape, num_tokens:
     hidden = payloads.feature_bytes(shape, positions, 1, ELEMENT_BYTES[config.training.precision]) - logits
     if algorithm.passes.rollout == "predicted":
         # The old pass reads none of mu's.
-        return sum(_of_mu(machine, config, size, False) for size in (hidden, logits))
+        return sum(_of_mu(machine, config, algorithm, size, False, machine.reads) for size in (hidden, logits))
     return sum(_of_old(machine, config, size, True) for size in (hidden, logits))
 
 
@@ -75,28 +78,37 @@ def likeliest_tokens(machine: Machine, config: ScaledRun, shape: ModelShape, num
     """Bytes of mu's likeliest tokens, and of log old of them, on the last stage's machines: both passes read them."""
     algorithm = config.algorithm.build()
     num_top, T = algorithm.objective.num_top, min(algorithm.max_tokens, num_tokens)
-    of_mu = _of_mu(machine, config, payloads.top_token_bytes(shape, num_top, T), True)
+    size = payloads.top_token_bytes(shape, num_top, T)
+    of_mu = _of_mu(machine, config, algorithm, size, True, [(1.0, machine.dealt_last)])
     of_response = 4 * min(num_top, shape.vocab_size) * T
     # One rank of a replica has them all.
-    return of_mu + _of_old(machine, config, of_response, True, dealt(config), of_response)
+    return of_mu + _of_old(machine, config, of_response, True, machine.dealt_last, of_response)
 
 
-def _of_mu(machine: Machine, config: ScaledRun, of_response: int, is_read_again: bool) -> int:
+def _of_mu(
+    machine: Machine,
+    config: ScaledRun,
+    algorithm: Algorithm,
+    of_response: int,
+    is_read_again: bool,
+    parts: Sequence[tuple[float, float]],
+) -> int:
     """Bytes of a kind of mu's records, `of_response` of each response: what engines made, and what ranks fetched.
 
     Engines keep what they sample, all responses in progress, also for the batches ahead. Ranks fetch those of the batch
     that they train on: in one pass, or in the updates again.
+
+    parts: the share of the bytes that objects of some layers have, and that of the replicas that read them here.
     """
     made = (1 + config.schedule.steps_off) * machine.engine_share * in_progress.responses_in_progress(config)
-    fetched = 0.0
-    if machine.has_ranks:
-        batch = config.algorithm.batch
-        # An answer of an engine has mostly one piece, of two kinds of records.
-        piece = max(batch.num_responses, SHARED_BY)
-        share = _fetched(config, of_response, piece, OF_ENGINE // 2)
+    batch, fetched = config.algorithm.batch, 0.0
+    # An answer of an engine has mostly one piece.
+    piece, most = max(batch.num_responses, SHARED_BY), OF_ENGINE // _kinds_of_engine(algorithm, machine.num_sets)
+    for size, own in parts:
+        share = _fetched(own, math.ceil(size * of_response), piece, most)
         if is_read_again and batch.num_minibatches > 1:
             share = 1 - (1 - share) ** 2
-        fetched = (1 - machine.engine_share) * share * batch.num_prompts * batch.num_responses
+        fetched += size * (1 - machine.engine_share) * share * batch.num_prompts * batch.num_responses
     return math.ceil((made + fetched) * of_response)
 
 
@@ -114,29 +126,38 @@ def _of_old(
     made: the share of all that they made, by default even. of_rank: bytes of a response in one rank's answer, by
     default those of its positions and layers.
     """
-    if not machine.has_ranks:
+    if not machine.has_ranks or made == 0:
         return 0
+    own = dealt(config) if made is None else made
     training, batch = config.training, config.algorithm.batch
     share = 1 / with_ranks(config) if made is None else made
     num = batch.num_prompts * batch.num_responses
     if is_read and batch.num_minibatches > 1:
         each = of_response // (training.num_ranks // training.data_parallel) if of_rank is None else of_rank
-        others = 1 / dealt(config) - 1
-        # Of its own layers a machine made `dealt`, and others the rest.
-        share *= 1 + others * _fetched(config, each, -(-num // training.data_parallel), OF_RANK // _num_kinds(config))
+        # Of its own layers a machine made `own`, and others the rest.
+        others = 1 / own - 1
+        share *= 1 + others * _fetched(own, each, -(-num // training.data_parallel), OF_RANK // _kinds_of_rank(config))
     return math.ceil(share * num * of_response)
 
 
-def _fetched(config: ScaledRun, of_response: int, num: int, most: int) -> float:
+def _fetched(own: float, of_response: int, num: int, most: int) -> float:
     """The share of the objects of others with a response of a machine's own, as if these were drawn at random.
 
-    An answer has `num` responses, of `of_response` bytes each, in at most `most` objects.
+    own: the share of all responses that are dealt to the machine. An answer has `num` responses, of `of_response`
+    bytes each, in at most `most` objects.
     """
     together = max(-(-LEAST_BYTES // max(1, of_response)), -(-num // most))
-    return 1 - (1 - dealt(config)) ** min(num, together)
+    return 1 - (1 - own) ** min(num, together)
 
 
-def _num_kinds(config: ScaledRun) -> int:
+def _kinds_of_engine(algorithm: Algorithm, num_sets: int) -> int:
+    """The kinds of objects of an engine's answer: experts, under Pr3 hidden states and logits, each for `num_sets` sets
+    of layers; ids and log-probabilities of mu's likeliest tokens."""
+    of_layers = 1 + 2 * (algorithm.passes.rollout == "predicted")
+    return of_layers * num_sets + 2 * (algorithm.objective.num_top > 0)
+
+
+def _kinds_of_rank(config: ScaledRun) -> int:
     """The kinds of objects of a rank's old pass: experts and logits, and what only some modes and objectives have."""
     algorithm = config.algorithm.build()
     passes, objective = algorithm.passes, algorithm.objective

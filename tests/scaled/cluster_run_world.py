@@ -58,6 +58,8 @@ MEASURED = ("timing_s/", "rollout/", "transfer/")
 class SandboxSession(Session):
     """A `scaled.session.Session` whose ranks and engines hold the sandbox's; all around them is the real thing."""
 
+    layer_sets: tuple[tuple[int, ...], ...] = ()
+
     def ranks(self) -> TrainingGroup:
         folder = Path(self.config.model.path).resolve()
         build = partial(build_rank, folder=folder, algorithm=self.algorithm)
@@ -72,7 +74,7 @@ class SandboxSession(Session):
         return RolloutGroup(
             self.places, build, rollout.num_engines, max_num_seqs=rollout.max_num_seqs,
             timeout_s=float(rollout.timeout_s), max_restarts=rollout.max_restarts, bucket_bytes=2**20, meter=self.meter,
-            lost=self.interruptions.engine_was_lost,
+            lost=self.interruptions.engine_was_lost, layer_sets=self.layer_sets,
         )  # fmt: skip
 
 

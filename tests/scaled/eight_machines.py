@@ -46,6 +46,7 @@ def layout(tp: int, ep: int, cp: int = 1, ranks: int = 32, engines: int = 16) ->
     return tuple(word for name, size in sizes.items() for word in (f"--{name}", str(size)))
 
 
+PP2 = ("--training.pipeline_parallel", "2")
 COLOCATED = ("--cluster.placement", "colocated")
 CASES = {
     "n8_r3": Case(),
@@ -53,12 +54,14 @@ CASES = {
     "EP 16": Case(layout(4, 16)),
     "CP 8": Case(layout(2, 2, 8)),
     "single ranks": Case(layout(1, 1)),
+    "PP 2": Case(PP2),
     "sixes": Case(layout(2, 4, 2, engines=8), taken=(2,) * 6),
     "sixes, colocated": Case(layout(2, 4, 2) + COLOCATED, taken=(2,) * 6),
     # No GPU is left over, so that the number of ranks on each machine does not depend on Ray.
     "pieces, EP 16": Case((*layout(2, 16, engines=1), "--rollout.tensor_parallel", "1"), taken=(8, 7, 6, 6, 2, 2)),
     "pieces, EP 16, colocated": Case(layout(2, 16, ranks=16, engines=8) + COLOCATED, taken=(6, 6, 6, 6, 4, 4, 2, 2)),
 }
+STAGED = "PP 2"
 JOINED, ACTING = "n8_r3", "pieces, EP 16, colocated"
 SEVENS = Case(("--rollout.num_engines", "8"), taken=(1,) * 8)
 
@@ -97,6 +100,7 @@ def placed(made: Cluster) -> dict[str, Any]:
     machines = sorted(node["NodeID"] for node in ray.nodes())
     nodes = placement_group_table(made.group)["bundles_to_node_id"]
     found: dict[str, Any] = {"is_alone": made.is_alone, "rank": [], "engine": []}
+    found["of ranks"] = [machines.index(machine) for machine in made.machines_of_ranks()]
     for role, index in sorted(made.places):
         place = made.places[role, index]
         assert len(found[role]) == index

@@ -91,10 +91,14 @@ def test_a_group_that_is_closed_ends_a_call_in_flight(cluster: Cluster, tmp_path
 
 def test_a_killed_engine_loses_only_what_was_in_flight(cluster: Cluster, tmp_path: Path) -> None:
     """Two engines that have two pieces each in flight; both are killed (-9) when a few of fifteen pieces have ended. Of
-    all prompts only those that they had begun are asked again, and every response is the same."""
+    all prompts only those that they had begun are asked again, and every response is the same. The engines in their
+    place cut their routes by the same layers."""
     hold, asked = tmp_path / "hold", tmp_path / "asked"
     build = partial(world.build_engine, DEFECT, hold, None, asked)
-    group = RolloutGroup(cluster, build, 2, max_num_seqs=6, bucket_bytes=world.BUCKET, timeout_s=60.0, max_restarts=2)
+    group = RolloutGroup(
+        cluster, build, 2, max_num_seqs=6, bucket_bytes=world.BUCKET, timeout_s=60.0, max_restarts=2,
+        layer_sets=((1,), (0, 2)),
+    )  # fmt: skip
     group.load_weights(worlds.training_engine(worlds.model()).named_tensors(), version=7)
     lines: list[list[str]] = []
 
@@ -114,6 +118,9 @@ def test_a_killed_engine_loses_only_what_was_in_flight(cluster: Cluster, tmp_pat
     group.close()
     expected = worlds.rollout_engine(DEFECT, worlds.model()).generate(worlds.prompts(30), world.SAMPLING)
     assert worlds.same(found, expected) and group.restarts == 2
+    assert isinstance(found.experts, StoredRecord)
+    for b in range(len(found)):
+        assert sorted(source.layer_numbers for source in found.experts.select([b]).sources) == [(0, 2), (1,)]
     # The last line of each process is the piece in which it was killed.
     killed = {pid: prompts for pid, *prompts in lines}
     begun = [prompt for line in asked.read_text().splitlines() for prompt in line.split()[1:]]

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from scaled.config import TrainingBlock
+from scaled.plan.machines import stage_sets
+from scaled.stages import read_together
 from scaled.units import shares
 from tests.scaled import eight_machines, few_machines
-from tests.scaled.eight_machines import ACTING, CASES, GPUS, JOINED
+from tests.scaled.eight_machines import ACTING, CASES, GPUS, JOINED, STAGED
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +108,17 @@ def test_actors_see_the_gpus_of_their_places(found: dict[str, Any]) -> None:
     assert {device for _, device in ranks} <= set(map(str, range(GPUS)))
     for i, (_, devices) in enumerate(seen["engine"]):
         assert devices == ",".join(device for _, device in ranks[i * width : (i + 1) * width])
+
+
+@EACH_CASE
+def test_a_plans_stages_lie_where_the_starts_do(name: str, found: dict[str, Any]) -> None:
+    """The machines of the ranks are said as they are. Where all GPUs are free, stages share machines as the plan says:
+    of two, each has two machines of its own, and engines cut their records between them."""
+    machines, config = found[name]["of ranks"], CASES[name].config()
+    assert machines == [machine for machine, _ in found[name]["rank"]]
+    if not CASES[name].taken:
+        sets = read_together(machines, config.training.pipeline_parallel)
+        assert sets == stage_sets(config) == (((0,), (1,)) if name == STAGED else ((0,),))
 
 
 def test_several_machines_do_not_meet_on_loopback(found: dict[str, Any]) -> None:

@@ -13,10 +13,13 @@ import pytest
 
 import scaled.run
 from lab.records import RunFolder
-from tests.scaled.cluster_run_world import before_each_step, computed, config
+from tests.scaled.cluster_run_world import SandboxSession, before_each_step, computed, config
 from tests.scaled.ray_marks import RAY
 
 pytestmark = RAY
+
+SETS = ((1,), (0, 2))
+"""The layers of the objects in which the second run of a test keeps routes and features."""
 
 
 def test_a_run_with_batches_in_flight_goes_on_to_the_same_numbers(
@@ -40,6 +43,7 @@ def test_a_run_with_batches_in_flight_goes_on_to_the_same_numbers(
 
     killed = []
     before_each_step(monkeypatch, kill)
+    monkeypatch.setattr(SandboxSession, "layer_sets", SETS)
     assert computed(scaled.run.run(config(model, folders[1], *words), progress="none")) == computed(whole)
     assert killed == [["ahead-0.safetensors", "ahead-1.safetensors"]]
 
@@ -75,6 +79,7 @@ def test_partial_rollouts_outlive_a_rank_and_a_kill(
 
     killed = []
     before_each_step(monkeypatch, kill)
+    monkeypatch.setattr(SandboxSession, "layer_sets", SETS)
     with pytest.raises(KeyboardInterrupt):
         scaled.run.run(config(model, folders[1], *PARTIAL), progress="none")
     half = RunFolder.open(next((folders[1] / "runs" / "cut").iterdir()))

@@ -168,7 +168,8 @@ def test_what_spills_takes_no_memory() -> None:
     already has a store of an unknown size."""
     words = (*MACHINE, "--algorithm.replay.mode", "Pr2")
     plain = loaded("qwen3_30b_a3b", *words)
-    of_ranks = plan_machines(plain)[0]  # the machine that needs most: its ranks keep features, and buckets outside
+    # The machine that needs most: its ranks keep features, and buckets outside.
+    of_ranks = plan_machines(plain, QWEN)[0]
     stored = sum(stored_on(of_ranks, plain, QWEN, None, has_updates=True).values())
 
     def step(*more: str) -> int:

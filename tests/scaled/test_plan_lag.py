@@ -87,7 +87,7 @@ def test_batches_of_a_checkpoint_are_not_sampled_again(steps_off: int) -> None:
 def test_a_push_counts_for_every_version_in_the_store() -> None:
     """Two steps off, a second version waits in the object stores of the ranks' four machines, beside the version that
     they sent: a store with room for one version and what the step leaves there spills."""
-    of_ranks, of_engines = machines(lagging(2))
+    of_ranks, of_engines = machines(lagging(2), QWEN)
     two = stored_on(of_ranks, lagging(2), QWEN, MEAN, has_updates=True)
     assert two["weights that wait for engines"] == two["the weights of the last push"]
     whole = stored_on(of_engines, lagging(2), QWEN, MEAN, has_updates=True)["the weights of the last push"]

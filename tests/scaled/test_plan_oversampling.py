@@ -95,7 +95,7 @@ def test_seconds_and_flops_follow() -> None:
 def test_responses_in_progress_have_routes_where_they_were_sampled() -> None:
     """mu's record grows with the prompts in progress on the machines of engines; those of ranks have what they train
     on."""
-    of_ranks, of_engines = machines(recipe(0))
+    of_ranks, of_engines = machines(recipe(0), QWEN)
     plain, more = (records.routes(of_engines, recipe(n), QWEN, 34_816) for n in (0, 16))
     assert more - plain == 16 * G * payloads.routing_bytes(QWEN, 34_816) // 4
     plain, more = (records.routes(of_ranks, recipe(n), QWEN, 34_816) for n in (0, 16))

@@ -190,11 +190,9 @@ def test_recipe_fits_its_cluster(name):
     assert name in SHARED or stored <= cluster.object_store_gib * 2**30
 
 
-class UnbuiltGroup(RolloutGroup):
-    """A group that keeps its engines' builder and starts none."""
-
-    def __init__(self, cluster, build, num_engines, **options):
-        self.build = build
+def unbuilt(self, cluster, build, num_engines, **options):
+    """A group's `__init__` that keeps its engines' builder and the layers of their objects, and starts none."""
+    self.build, self.layer_sets = build, options["layer_sets"]
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if plan_of(name).config.algorithm.replay.mode == "Pr3"])
@@ -209,7 +207,7 @@ def test_engines_of_a_predicted_mu_give_features(name, tmp_path, monkeypatch):
     shutil.copy(SHAPES / f"{config.model.shape}.json", tmp_path / "config.json")
     model = config.model.model_copy(update={"path": str(tmp_path)})
     sampling = Sampling(max_tokens=8, num_features=config.algorithm.replay.predictor.num_positions)
-    monkeypatch.setattr(groups, "RolloutGroup", UnbuiltGroup)
+    monkeypatch.setattr(RolloutGroup, "__init__", unbuilt)
     monkeypatch.setattr(engine, "VllmEngine", Unstarted)
     monkeypatch.setattr(engine.quantize, "choose_kernels", lambda precision, is_cpu: "native")
     for is_eager in (False, True):

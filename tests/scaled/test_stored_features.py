@@ -20,7 +20,7 @@ from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
 from scaled.megatron_engine.parts import BatchSizes, RoutePart, local_features
 from tests.contracts import worlds
-from tests.scaled.test_stored_routes import LAYERS, ROWS, HereGroup
+from tests.scaled.test_stored_routes import LAYERS, ROWS, SETS, HereGroup
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.loop import global_step, hand_over
 from theory.objectives import Objective, preset
@@ -48,9 +48,12 @@ def predictor(seed: int = 0) -> dict[int, Tensor]:
     return {n: torch.randn(WIDTH, EXPERTS, generator=draws) for n in LAYERS}
 
 
-def travelled(features: RouterFeatures, num: int, group: HereGroup, home: int = 0) -> StoredFeatures:
-    """The features as their receiver has them, hidden states and logits in `num` objects each and nowhere else."""
-    parcel, *stored = pack_apart({"features": features}, 2 * num, least=1)
+def travelled(
+    features: RouterFeatures, num: int, group: HereGroup, home: int = 0, sets: Sequence[Sequence[int]] = ()
+) -> StoredFeatures:
+    """The features as their receiver has them, hidden states and logits in `num` objects each and nowhere else, cut by
+    these sets of layers."""
+    parcel, *stored = pack_apart({"features": features}, 2 * num, least=1, layer_sets=sets)
     assert all(len(entry.shape) < 3 for entry in parcel.bucket.entries), "rows of layers travelled"
     return unpack_apart(parcel, stored, group, home)["features"]
 
@@ -88,11 +91,14 @@ def same(stored: RouterFeatures, here: RouterFeatures) -> None:
     assert stored.layer_numbers == here.layer_numbers and stored.nbytes == here.nbytes and len(stored) == len(here)
 
 
-@given(st.integers(0, 99), ROWS, st.integers(1, 4), st.data())
-def test_stored_features_are_the_features(seed: int, rows: list[int], num: int, data: st.DataObject) -> None:
-    """Selecting, concatenating and some rows and layers give the same features, however many objects they lie in."""
+@given(st.integers(0, 99), ROWS, st.integers(3, 6), SETS, st.data())
+def test_stored_features_are_the_features(
+    seed: int, rows: list[int], num: int, sets: Sequence[Sequence[int]], data: st.DataObject
+) -> None:
+    """Selecting, concatenating and some rows and layers give the same features, however many objects they lie in, and
+    by whatever layers they are cut."""
     group, here = HereGroup(1), draw_features(seed, rows)
-    stored = travelled(here, num, group)
+    stored = travelled(here, num, group, sets=sets)
     same(stored, here)
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
     same(stored.select(chosen), here.select(chosen))
@@ -101,6 +107,13 @@ def test_stored_features_are_the_features(seed: int, rows: list[int], num: int, 
     asked = where, offsets_of([len(where)]), (2, 8)
     same(stored.at(*asked), here.at(*asked))
     assert group.num_bytes == [], "nobody had to be asked"
+
+
+def test_features_that_are_cut_otherwise_are_not_joined() -> None:
+    """A response would have no source at the other's layers."""
+    one, other = (travelled(draw_features(0, [2, 3]), 4, HereGroup(1), sets=sets) for sets in ((), ((1, 2), (5, 8))))
+    with pytest.raises(AssertionError, match="cut by the same layers"):
+        RouterFeatures.concat([one, other])
 
 
 @given(st.integers(0, 99), ROWS, st.data())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaled.cluster import storing
+from scaled.cluster import sources, storing
 from scaled.cluster.storing import pack_apart, stored_rollouts, unpack_apart
 from scaled.megatron_engine.parts import RoutePart
 from scaled.objects import LEAST_BYTES, OF_ENGINE
@@ -93,6 +94,48 @@ def test_responses_of_a_mebibyte_have_an_object_each() -> None:
     assert rows == [least, least + 5, 10 + 2 * (least // 2), 7]
 
 
+@given(st.lists(ROWS, min_size=1, max_size=3), st.integers(6, 16), st.integers(1, 6 * ROW_BYTES))
+def test_sets_of_layers_have_objects_of_their_own(parts: list[list[int]], num: int, least: int) -> None:
+    """A reader of one set's layers fetches objects with these alone: routes, hidden states and logits. They have
+    `least` bytes, too: so there are hardly more of them than of all layers, and not more than `num` in all."""
+    sets = ((1, 8), (2, 5))
+    value = [{"record": draw_record(i, rows), "features": draw_features(i, rows)} for i, rows in enumerate(parts)]
+    parcel, *stored = pack_apart(value, num, least, sets)
+    assert len(stored) == num
+    asked: list[Any] = []
+    with mock.patch.object(sources.ray, "get", lambda bucket: asked.append(bucket) or bucket):
+        got = unpack_apart(parcel, stored, HereGroup(1), 0)
+        seen: list[set[int]] = []
+        for layers in sets:
+            for one, here in zip(got, value, strict=True):
+                part = one["record"].part(layers=layers)
+                assert torch.equal(part.experts, here["record"].part(layers=layers).experts)
+                features = one["features"]
+                own = features.at(torch.arange(len(features.rows)), features.offsets, layers)
+                there = here["features"].at(torch.arange(len(features.rows)), features.offsets, layers)
+                assert torch.equal(own.hidden, there.hidden) and torch.equal(own.logits, there.logits)
+            seen.append({id(bucket) for bucket in asked})
+            asked.clear()
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == sum(bucket is not None for bucket in stored)
+    whole, cut = (sizes(pack_apart(value, 999, least, some)[1:]) for some in ((), sets))
+    # Each kind of a set has at most one small object, its last.
+    assert sum(cut) == sum(whole) and sum(size < least for size in cut) <= 3 * len(sets)
+
+
+def test_restored_rollouts_are_cut_as_an_engines_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses of a checkpoint are joined with those of engines, so that both need the same sets of layers."""
+    monkeypatch.setattr(storing.ray, "put", lambda bucket: bucket)
+    rollouts = worlds.rollout_engine("exact", worlds.model()).generate(worlds.prompts(3), Sampling(6, 2, seed=1))
+    found = stored_rollouts(rollouts, HereGroup(1), ((1,), (0, 2)))
+    assert sorted(source.layer_numbers for source in found.experts.sources) == [(0, 2), (1,)]
+
+
+def test_a_layer_of_no_set_is_not_lost() -> None:
+    """Sets that leave a layer out are our own mistake."""
+    with pytest.raises(AssertionError, match="each layer is in one set"):
+        pack_apart({"record": draw_record(0, [3])}, 8, 1, ((1, 2), (5,)))
+
+
 def test_kinds_without_room_are_refused() -> None:
     """An answer of more kinds than objects is an error that has both numbers."""
     with pytest.raises(ValueError, match="expected room for objects of 5 kinds, got 4"):
@@ -109,6 +152,6 @@ def test_restored_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(storing.ray, "put", kept)
     rollouts = worlds.rollout_engine("exact", worlds.model()).generate(worlds.prompts(3), Sampling(6, 2, seed=1))
-    found = stored_rollouts(rollouts, HereGroup(1))
+    found = stored_rollouts(rollouts, HereGroup(1), ())
     assert rollouts.experts is not None and torch.equal(found.experts.experts, rollouts.experts.experts)
-    assert len(put) == 1 and stored_rollouts(None, HereGroup(1)) is None
+    assert len(put) == 1 and stored_rollouts(None, HereGroup(1), ()) is None

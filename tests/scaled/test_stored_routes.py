@@ -49,9 +49,11 @@ def draw_record(seed: int, num_rows: Sequence[int], missing: float = 0.0) -> Rou
     return RoutingRecord(ids.to(index_dtype(EXPERTS)), offsets_of(num_rows), LAYERS, EXPERTS)
 
 
-def travelled(record: RoutingRecord, num: int, group: HereGroup, home: int = 0) -> StoredRecord:
-    """The record as its receiver has it, its ids in `num` objects."""
-    parcel, *stored = pack_apart({"record": record}, num, least=1)
+def travelled(
+    record: RoutingRecord, num: int, group: HereGroup, home: int = 0, sets: Sequence[Sequence[int]] = ()
+) -> StoredRecord:
+    """The record as its receiver has it, its ids in `num` objects, cut by these sets of layers."""
+    parcel, *stored = pack_apart({"record": record}, num, least=1, layer_sets=sets)
     assert all(entry.dtype != "int8" for entry in parcel.bucket.entries), "ids travelled with the answer"
     return unpack_apart(parcel, stored, group, home)["record"]
 
@@ -84,11 +86,18 @@ def same(stored: RoutingRecord, here: RoutingRecord) -> None:
 ROWS = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda rows: sum(rows) > 0)
 
 
-@given(st.integers(0, 99), ROWS, st.integers(1, 4), st.data())
-def test_a_stored_record_is_the_record(seed: int, rows: list[int], num: int, data: st.DataObject) -> None:
-    """Selecting, concatenating, splicing and a rank's part give the same ids, however many objects they lie in."""
+SETS = st.sampled_from([(), (range(9),), (range(5), range(5, 9)), ((1, 8), (2, 5)), ((2,), (5, 8), (1,))])
+"""Sets of layers by which records are cut."""
+
+
+@given(st.integers(0, 99), ROWS, st.integers(3, 6), SETS, st.data())
+def test_a_stored_record_is_the_record(
+    seed: int, rows: list[int], num: int, sets: Sequence[Sequence[int]], data: st.DataObject
+) -> None:
+    """Selecting, concatenating, splicing and a rank's part give the same ids, however many objects they lie in, and by
+    whatever layers they are cut."""
     group, here = HereGroup(1), draw_record(seed, rows, missing=0.2)
-    stored = travelled(here, num, group)
+    stored = travelled(here, num, group, sets=sets)
     same(stored, here)
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=8))
     same(stored.select(chosen), here.select(chosen))
@@ -108,8 +117,10 @@ def test_a_stored_record_is_the_record(seed: int, rows: list[int], num: int, dat
     assert ours.num_rows_B == theirs.num_rows_B and ours.layer_numbers == theirs.layer_numbers
 
 
-@given(st.integers(0, 99), ROWS, st.integers(1, 3))
-def test_metrics_of_ranks_are_those_of_one_process(seed: int, rows: list[int], num: int) -> None:
+@given(st.integers(0, 99), ROWS, st.integers(3, 5), SETS)
+def test_metrics_of_ranks_are_those_of_one_process(
+    seed: int, rows: list[int], num: int, sets: Sequence[Sequence[int]]
+) -> None:
     """Layers over stages, positions and responses over ranks, missing rows: every metric has the same bits, whole and
     for a selection; and the driver is sent no ids."""
     group = HereGroup(4)
@@ -117,7 +128,7 @@ def test_metrics_of_ranks_are_those_of_one_process(seed: int, rows: list[int], n
     # Where half of the rows agree, tokens do at times.
     agrees_R = torch.rand(sum(rows), generator=stream(seed, "agrees")) < 0.5
     old.experts[agrees_R] = torch.where(mu.experts == MISSING, old.experts, mu.experts)[agrees_R]
-    stored_mu, stored_old = travelled(mu, num, HereGroup(1)), of_ranks(old, group)
+    stored_mu, stored_old = travelled(mu, num, HereGroup(1), sets=sets), of_ranks(old, group)
     same(stored_old, old)
     assert routing_metrics(stored_mu, stored_old) == routing_metrics(mu, old)
     chosen = list(range(len(rows)))[::-2]

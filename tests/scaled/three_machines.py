@@ -21,43 +21,48 @@ from scaled.cluster.buckets import Bucket, buckets
 from scaled.cluster.rank_group import ScoringGroup
 from scaled.cluster.storing import pack_apart, unpack_apart
 from scaled.cluster.transfer import pack, unpack
-from scaled.config import LimitsBlock
+from scaled.config import LimitsBlock, TrainingBlock
 from scaled.megatron_engine.parts import RoutePart
 from scaled.model_shape import load_shape
 from scaled.objects import OF_ENGINE, OF_RANK
+from scaled.stages import layer_sets
 from theory.routing.packed_rows import offsets_of
 from theory.routing.record import RoutingRecord
 
 QWEN = load_shape("-", "qwen3-30b-a3b")
+Layers = tuple[int, ...]
+LAYERS: Layers = tuple(QWEN.moe_layers)
 RESPONSES, TOKENS = 8, 4096
 DEALT = {"old": ((0, 2, 4, 6), (1, 3, 5, 7)), "update": ((0, 1, 2, 3), (4, 5, 6, 7))}
 """The responses of each rank: a mini-batch is dealt anew, so half of them are another rank's than in the old pass."""
+STAGED = {"num_ranks": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "micro_batch_size": 1}
+"""The fields of a layout whose two stages are on a machine each, with two runs of layers each."""
 STORE = 512 * 2**20
 WEIGHTS, WEIGHT_BYTES = 8, 8 * 2**20
 
 
 def record() -> RoutingRecord:
     """The record of a batch, in Qwen3-30B's size: 12.6 MB."""
-    layers, num = QWEN.moe_layers, RESPONSES * TOKENS
-    ids_RLK = torch.arange(QWEN.experts_per_token, dtype=torch.int8).expand(num, len(layers), -1).contiguous()
-    return RoutingRecord(ids_RLK, offsets_of([TOKENS] * RESPONSES), tuple(layers), QWEN.num_experts)
+    ids_K = torch.arange(QWEN.experts_per_token, dtype=torch.int8)
+    ids_RLK = ids_K.expand(RESPONSES * TOKENS, len(LAYERS), -1).contiguous()
+    return RoutingRecord(ids_RLK, offsets_of([TOKENS] * RESPONSES), LAYERS, QWEN.num_experts)
 
 
 class Maker:
     """An engine or a rank: it makes records, and reads those of others."""
 
-    def sample(self) -> Any:
-        """A record whose ids stay in this machine's store."""
-        return pack_apart({"record": record()}, OF_ENGINE)
+    def sample(self, sets: Sequence[Layers] = ()) -> Any:
+        """A record whose ids stay in this machine's store, cut by these sets of layers."""
+        return pack_apart({"record": record()}, OF_ENGINE, layer_sets=sets)
 
-    def score(self, own: Sequence[int]) -> Any:
+    def score(self, own: Sequence[int], layers: Layers = LAYERS) -> Any:
         """The experts that old used on these responses, and those that it would have chosen, in the same way."""
-        used, natural = (record().select(own) for _ in range(2))
-        return pack_apart(RoutePart(tuple(own), 0, used.layer_numbers, used, natural), OF_RANK)
+        used, natural = (record().part(responses=own, layers=layers) for _ in range(2))
+        return pack_apart(RoutePart(tuple(own), 0, layers, used, natural), OF_RANK)
 
-    def read(self, parcel: Any, own: Sequence[int]) -> int:
-        """The number of rows of these responses, fetched to this machine."""
-        return len(unpack(parcel, shared=True).part(responses=own).experts)
+    def read(self, parcel: Any, own: Sequence[int], layers: Layers = LAYERS) -> int:
+        """The number of rows of these responses, fetched to this machine at these layers."""
+        return len(unpack(parcel, shared=True).part(responses=own, layers=layers).experts)
 
     def export(self, bucket_bytes: int, folded: bool, convert: Any) -> Iterator[Bucket | int]:
         """Weights as a rank sends them, a bucket each."""
@@ -87,9 +92,14 @@ def answer(call: Any, num: int, *arguments: Any) -> Any:
     return unpack_apart(ray.get(parcel), stored, Alone(), 0)
 
 
-def read(ranks: Sequence[Any], records: Sequence[RoutingRecord], dealt: Sequence[Sequence[int]]) -> None:
-    """Each rank reads its responses of its record."""
-    calls = [rank.read.remote(pack(one), own) for rank, one, own in zip(ranks, records, dealt, strict=True)]
+def read(
+    ranks: Sequence[Any],
+    records: Sequence[RoutingRecord],
+    dealt: Sequence[Sequence[int]],
+    layers: Sequence[Layers] = (LAYERS, LAYERS),
+) -> None:
+    """Each rank reads its responses of its record, at its layers."""
+    calls = [rank.read.remote(pack(one), *own) for rank, one, *own in zip(ranks, records, dealt, layers, strict=True)]
     assert ray.get(calls) == [len(own) * TOKENS for own in dealt]
 
 
@@ -120,6 +130,18 @@ def passes(engine: Any, ranks: Sequence[Any]) -> Iterator[tuple[str, tuple[Any, 
     yield "R2", (batches, old)
 
 
+def stages(engine: Any, ranks: Sequence[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The same for two stages of one replica: each rank computes its layers of all responses."""
+    training, every = TrainingBlock.model_validate(STAGED), tuple(range(RESPONSES))
+    sets = layer_sets(training, QWEN.num_layers, range(len(ranks)))
+    batches = [answer(engine.sample, OF_ENGINE, sets)["record"] for _ in range(2)]
+    for done in ("PP2 old", "PP2 R3"):
+        read(ranks, [batches[0]] * 2, [every] * 2, sets)
+        if done == "PP2 old":
+            old = [answer(rank.score, OF_RANK, every, own) for rank, own in zip(ranks, sets, strict=True)]
+        yield done, (batches, old)
+
+
 def measured() -> dict[str, float]:
     """Records in each machine's store after each of these passes. Then the weights of a push, which the driver passes
     on and no engine has fetched."""
@@ -133,9 +155,11 @@ def measured() -> dict[str, float]:
         engine, *ranks = (actor.options(num_cpus=0, resources={name: 1}).remote() for name in names)
         nodes = {name: node for node in ray.nodes() for name in names if name in node["Resources"]}
         found, before = {}, used(nodes)
-        for done, _held in passes(engine, ranks):
-            before = used(nodes)
-            found |= {f"{done}, {name}": size / record().nbytes for name, size in before.items()}
+        for kind in (stages, passes):
+            held: Any = None  # what the passes before held is freed
+            for done, held in kind(engine, ranks):  # noqa: B007  # its objects live as long as it does
+                before = used(nodes)
+                found |= {f"{done}, {name}": size / record().nbytes for name, size in before.items()}
         pushed = list(Ranks(ranks[0]).named_tensors().stored(None))
         assert sum(size for _, size in pushed) == WEIGHTS * WEIGHT_BYTES
         moved = {name: size - before[name] for name, size in used(nodes).items()}
