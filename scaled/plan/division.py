@@ -88,10 +88,10 @@ def check_places(config: ScaledRun) -> None:
             f"training.tensor_parallel: expected at most cluster.gpus_per_node = {cluster.gpus_per_node}, so that no "
             f"TP group spans two machines, got {config.training.tensor_parallel}"
         )
-    if cluster.gpus_per_node % config.rollout.tensor_parallel:
+    if config.rollout.tensor_parallel > cluster.gpus_per_node:
         raise ConfigError(
-            f"rollout.tensor_parallel: expected a divisor of cluster.gpus_per_node = {cluster.gpus_per_node}, so that "
-            f"no engine spans two machines, got {config.rollout.tensor_parallel}"
+            f"rollout.tensor_parallel: expected at most cluster.gpus_per_node = {cluster.gpus_per_node}, so that no "
+            f"engine spans two machines, got {config.rollout.tensor_parallel}"
         )
     need, have = gpus_needed(config), cluster.num_nodes * cluster.gpus_per_node
     num_machines = machines_needed(config)

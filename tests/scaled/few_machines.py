@@ -35,6 +35,8 @@ CASES = {
     "units of 4, engines of 2 on 6": (6, layout(4, 4, ranks=8, engines=2)),
     "units of 4, engines of 3 on 6": (6, (*layout(4, 4, ranks=8, engines=2), *engines_of(3))),
     "units of 4, engines of 6 on 6": (6, (*layout(4, 4, ranks=8, engines=1), *engines_of(6))),
+    "units of 2, engines of 4 on 6": (6, (*layout(2, 2, ranks=6, engines=2), *engines_of(4))),
+    "units of 4, over them engines of 4 on 6": (6, (*layout(2, 2, ranks=12, engines=3), *engines_of(4), *COLOCATED)),
     "units of 2, engines of 3 on 9": (9, (*layout(2, 2, ranks=12, engines=2), *engines_of(3))),
 }
 """The GPUs of a machine, and the options."""

@@ -147,7 +147,7 @@ def test_the_plan_packs_as_the_start(
 ) -> None:
     """The start's bundles fit on as many machines as the plan says and on no fewer, and each machine then has the ranks
     and engines that the plan says, in the same order."""
-    assume(tp <= node_gpus and node_gpus % width == 0)
+    assume(tp <= node_gpus and width <= node_gpus)
     ranks = times * math.lcm(tp * cp, ep)
     engines = min(engines, ranks // width) if placement == "colocated" else engines
     assume(engines > 0)
@@ -216,6 +216,25 @@ def test_units_that_do_not_fill_machines_need_more_of_them() -> None:
     assert str(refusal.value).startswith(
         "cluster.num_nodes: expected at least 3 machines of 6 GPUs for 12 ranks and 6 engines of 2, colocated, as "
         "units of 4 ranks and engines are whole on a machine, got 2; "
+    )
+
+
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_engines_need_not_fill_a_machine(placement: str) -> None:
+    """An engine of 4 on a machine of 6 GPUs leaves 2 to a unit of ranks, or to nobody where it lies over ranks; one of
+    8 is refused."""
+    words = ("--training.tensor_parallel", "2", "--training.expert_parallel", "2", "--training.num_ranks", "8",
+             "--rollout.num_engines", "2", "--cluster.placement", placement, "--cluster.gpus_per_node", "6",
+             "--cluster.num_nodes", "3", "--rollout.tensor_parallel")  # fmt: skip
+    config = recipe(*words, "4")
+    check_places(config)
+    separate = [Share(4, 0), Share(2, 1), Share(2, 1)]
+    assert Counter(shares(config, 6)) == Counter(separate if placement == "separate" else [Share(4, 1)] * 2)
+    with pytest.raises(ConfigError) as refusal:
+        check_places(recipe(*words[:7], "1", *words[8:], "8"))
+    assert str(refusal.value) == (
+        "rollout.tensor_parallel: expected at most cluster.gpus_per_node = 6, so that no engine spans two machines, "
+        "got 8"
     )
 
 
