@@ -41,9 +41,9 @@ def share(value: float) -> str:
     return f"{100 * value:.3g} %"
 
 
-def counted(num: int, what: str) -> str:
+def counted(num: int, what: str, plural: str = "s") -> str:
     """A number of things: 1 step, 2,000 steps."""
-    return f"{num:,} {what}{'' if num == 1 else 's'}"
+    return f"{num:,} {what}{'' if num == 1 else plural}"
 
 
 def masked(seen: Seen) -> str:

@@ -28,8 +28,8 @@ def sentences(config: ScaledRun, shape: ModelShape, gpu: Gpu, step: StepCompute)
         f"communication included; decoding {compute.DECODE_BANDWIDTH_EFFICIENCY:.0%} of {gpu.hbm_gb_s:g} GB/s or "
         f"{compute.DECODE_FLOPS_EFFICIENCY:.0%} of the peak rate, whichever is slower, and "
         f"{compute.STEP_OVERHEAD * 1e3:g} ms per step; a push "
-        f"{compute.push_rate(config, shape, mean):g} GB/s, from ranks to engines over the object store, "
-        f"{_quantising(config, shape)}(measured on one machine, on CPUs only).",
+        f"{compute.push_rate(config, shape, mean):g} GB/s into each machine, from ranks to engines over the object "
+        f"store{_quantising(config, shape)} (measured on one machine, on CPUs only).",
         f"{gpu.name}: {gpu.source}.",
         f"rollout.timeout_s, {config.rollout.timeout_s:g} s, limits each wait for an engine, at most for {wait.what}: "
         f"{wait.seconds:,.0f} s, if it decodes rollout.max_num_seqs together.",
@@ -118,7 +118,7 @@ def _quantising(config: ScaledRun, shape: ModelShape) -> str:
     seconds = compute.quantise_seconds(config, shape)
     if seconds == 0:
         return ""
-    return f"after {seconds:,.0f} s in which ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time "
+    return f", after {seconds:,.0f} s in which ranks quantise at {compute.QUANTISE_GB_S:g} GB/s each, at the same time"
 
 
 def _padding(config: ScaledRun, step: StepCompute) -> str:

@@ -17,7 +17,8 @@ SHOWN = 10
 
 LEGEND = (
     "Engines x GPUs of each, at their share of a colocated GPU. GiB: ranks in an update, what they keep while engines "
-    "are awake, and an engine. Below the seconds of a step: rollout, training, and push with turns."
+    "are awake, and an engine. Below the seconds of a step: rollout, training (the longer one where sampling runs "
+    "ahead), and push with turns."
 )
 """The numbers of the table, in words."""
 
@@ -41,13 +42,15 @@ def _row(found: FittingLayout) -> list[str]:
     share = f" at {rollout.gpu_memory_utilization:g}" if placement == "colocated" else ""
     kept = "" if found.kept_gib is None else f", {found.kept_gib:.1f} kept"
     push_s = found.step_s - compute.together_seconds(found.config, found.rollout_s, found.training_s)
+    both = f"{found.rollout_s:,.0f}", f"{found.training_s:,.0f}"
+    together = " + ".join(both) if found.config.schedule.steps_off == 0 else f"max({', '.join(both)})"
     return [
         f"{training.num_ranks}: TP {training.tensor_parallel} CP {training.context_parallel} "
         f"PP {training.pipeline_parallel} EP {training.expert_parallel}\n"
         f"{placement}, {training.recompute}{offload}",
         f"{rollout.num_engines} x {rollout.tensor_parallel}{share}\n{rollout.max_num_seqs} seqs",
         f"{found.update_gib:.1f}{kept}\n{found.rollout_gib:.1f} engine",
-        f"{found.step_s:,.0f}\n{found.rollout_s:,.0f} + {found.training_s:,.0f} + {push_s:,.0f}",
+        f"{found.step_s:,.0f}\n{together} + {push_s:,.0f}",
     ]
 
 

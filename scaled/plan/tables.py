@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lab.doctor.words import counted
 from scaled.plan import division
 from scaled.plan.host_memory import in_memory
 from scaled.plan.memory import GIB
@@ -53,10 +54,11 @@ def _layout(plan: Plan) -> Table:
     budget = training.max_tokens_per_micro_batch
     size = f"of {training.micro_batch_size}" if budget is None else f"of at most {budget} tokens"
     table.add_row(
-        "update", f"{batch.num_prompts} x {batch.num_responses} responses in {batch.num_minibatches} mini-batches; "
-        f"{plan.compute.num_micro} micro-batches {size} per rank",
+        "update", f"{batch.num_prompts} x {batch.num_responses} responses in "
+        f"{counted(batch.num_minibatches, 'mini-batch', 'es')}; "
+        f"{counted(plan.compute.num_micro, 'micro-batch', 'es')} {size} per rank",
     )  # fmt: skip
-    table.add_row("rollout", f"{rollout.num_engines} engines of {rollout.tensor_parallel} GPUs")
+    table.add_row("rollout", f"{counted(rollout.num_engines, 'engine')} of {counted(rollout.tensor_parallel, 'GPU')}")
     for rank in plan.ranks:
         runs = ", ".join(f"{chunk[0]} to {chunk[-1]}" for chunk in rank.layers)
         experts = f"{rank.num_local_experts} experts per MoE layer; " if rank.num_local_experts else ""
@@ -80,7 +82,8 @@ def _memory(plan: Plan) -> Table:
 
 def _host(plan: Plan) -> Table:
     cluster, pools = plan.config.cluster, (plan.host, plan.loading)
-    table = titled_table("CPU memory of one machine, GiB", "part", "a step", "loading a checkpoint")
+    title = f"CPU memory of the fullest machine, GiB; {_full_length(plan)}"
+    table = titled_table(title, "part", "a step", "loading a checkpoint")
     for name in dict.fromkeys(part for pool in pools for part in pool.parts):
         table.add_row(name, *(f"{pool.parts[name] / GIB:.2f}" if name in pool.parts else "" for pool in pools))
     totals = [in_memory(plan.config, pool).total / GIB for pool in pools]
@@ -94,7 +97,7 @@ def _host(plan: Plan) -> Table:
 
 
 def _payloads(plan: Plan) -> Table:
-    table = titled_table("Payloads of a global step", "payload", "MB (1e6)", "GiB")
+    table = titled_table(f"Payloads of a global step; {_full_length(plan)}", "payload", "MB (1e6)", "GiB")
     for name, size in plan.payloads.items():
         table.add_row(name, f"{size / MB:,.1f}", f"{size / GIB:.2f}")
     return table
@@ -105,16 +108,28 @@ def _compute(plan: Plan) -> Table:
     table = titled_table("Compute of a global step", "stage", "tokens", "PFLOP", "seconds")
     table.add_row("rollout", f"{step.tokens:,}", f"{step.rollout_flops / 1e15:,.0f}", f"{step.rollout_s:,.0f}")
     scored, updated = f"{step.score_tokens:,}", f"{step.update_tokens:,}"
-    table.add_row("old and reference pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
+    table.add_row(f"{_scores(plan)} pass, padded", scored, f"{step.score_flops / 1e15:,.0f}", "")
     table.add_row("updates, padded (seconds of both lines)", updated, f"{step.update_flops / 1e15:,.0f}",
                   f"{step.training_s:,.0f}")  # fmt: skip
     table.add_row("push", "", "", f"{step.push_s:,.0f}")
     if step.turn_s:
         table.add_row("optimizer states to the host and back", "", "", f"{step.turn_s:,.0f}")
     table.add_section()
-    table.add_row("total", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
+    beside = ", rollout beside training" if plan.config.schedule.steps_off > 0 else ""
+    table.add_row(f"total{beside}", "", f"{step.total_flops / 1e15:,.0f}", f"{step.step_s:,.0f}")
     table.add_row("GPU hours of the cluster", "", "", f"{step.gpu_hours:,.1f}")
     return table
+
+
+def _full_length(plan: Plan) -> str:
+    return f"{plan.config.rollout.max_model_len:,} tokens a sequence"
+
+
+def _scores(plan: Plan) -> str:
+    """The kinds of passes without gradients; the tokens are those of one."""
+    objective = plan.config.algorithm.build().objective
+    names = ["old", *["reference"] * (objective.kl_coefficient > 0), *["look-ahead"] * objective.looks_ahead]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 __all__ = ["tables", "titled_table"]

@@ -54,6 +54,45 @@ def test_tables_name_everything_that_is_asked(capsys):
         assert part in out, part
 
 
+@pytest.mark.parametrize(("steps_off", "label"), [(0, "total"), (1, "total, rollout beside training")])
+def test_the_seconds_of_a_step_add_up(capsys, steps_off, label):
+    """Those of the stages are the total's, of rollout and training the longer one where sampling runs ahead; the line
+    says so. A pass that no KL penalty asks for is not named."""
+    words = ("--schedule.steps_off", str(steps_off))
+    _, out, _ = plan(capsys, *words)
+    lines = [line.strip() for line in out.partition("Compute of a global step")[2].splitlines()]
+    rows = [line.split("  ") for line in lines if line[-1:].isdigit() and "  " in line]
+    found = {name: float(seconds.replace(",", "")) for name, *_, seconds in rows}
+    rollout, training = found["rollout"], found["updates, padded (seconds of both lines)"]
+    both = max(rollout, training) if steps_off else rollout + training
+    assert found[label] == pytest.approx(both + found["push"], abs=2)
+    assert "old pass, padded" in found
+    _, out, _ = plan(capsys, *words, "--algorithm.objective.kl_coefficient", "1e-3")
+    assert "old and reference pass, padded" in out
+
+
+def test_tables_say_whose_numbers_they_have(capsys):
+    """Memory is that of the fullest machine, it and payloads are at full length, and a push has its rate to each
+    machine, whether ranks quantise or not."""
+    for weights in ("fp8_block", "same"):
+        _, out, _ = plan(capsys, "--rollout.precision.weights", weights)
+        text = " ".join(out.split())
+        assert "CPU memory of the fullest machine, GiB; 34,816 tokens a sequence" in text
+        assert "Payloads of a global step; 34,816 tokens a sequence" in text
+        assert "a push 2.8 GB/s into each machine, from ranks to engines over the object store" in text
+        assert ", (" not in text
+
+
+def test_one_thing_is_not_counted_as_several(capsys):
+    """An engine of one GPU, and a batch in one mini-batch; several have their s."""
+    words = ("--algorithm.batch.num_minibatches", "1", "--rollout.num_engines", "1", "--rollout.tensor_parallel", "1")
+    _, one, _ = plan(capsys, *words, "--rollout.precision.weights", "same", "--rollout.max_num_seqs", "4")
+    _, several, _ = plan(capsys)
+    for text, said in ((one, ("in 1 mini-batch; ", "1 engine of 1 GPU ")),
+                       (several, ("in 8 mini-batches; 54 micro-batches ", "16 engines of 2 GPUs "))):  # fmt: skip
+        assert [words for words in said if words not in " ".join(text.split())] == []
+
+
 def test_simulated_hours_as_json_and_as_a_sentence(capsys):
     """--simulate says the steps in a sentence, and as JSON every scenario; the first one is the recipe."""
     small = ("--algorithm.batch.num_prompts", "64", "--algorithm.batch.num_minibatches", "1", "--simulate", "2")
@@ -196,7 +235,7 @@ def test_the_object_stores_sentence_has_the_pushs_rate(capsys):
         found = json.loads(out)
         (push,) = (line for line in found["assumptions"] if "; a push" in line)
         (store,) = (line for line in found["assumptions"] if "the fullest object store" in line)
-        assert code == 0 and f"; a push {rate} GB/s, " in push and store.endswith(end)
+        assert code == 0 and f"; a push {rate} GB/s into each machine, " in push and store.endswith(end)
         assert "routing records, the weights of the last push: 37.4 GiB at the mean length, 104 at full" in store
         assert "after the updates it held 45.5, at full length 130." in store
         sent = found["payload_bytes"]["weights pushed to one engine"] / float(rate) / 1e9

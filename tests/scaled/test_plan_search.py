@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from firstorder.cli import main
 from scaled.config import ScaledRun
-from scaled.plan import feasibility
+from scaled.plan import compute, feasibility, search_page
 from scaled.plan.division import machines_needed
+from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import gpu_named
 from scaled.plan.host_memory import peak_host_memory
 from scaled.plan.memory import GIB
@@ -102,6 +104,19 @@ def test_the_command(capsys, monkeypatch):
     printed, err = capsys.readouterr()
     assert json.loads(printed)["found"] == []
     assert err.startswith(f"error: {CONFIG}: cluster: expected a layout of its GPUs that fits, got none of ")
+
+
+def test_the_seconds_of_a_listed_step_add_up(eight):
+    """Rollout and training follow each other, or the longer one counts; with push and turns they are the step's."""
+    found = eight.found[0]
+    for steps_off, between in ((0, sum), (1, max)):
+        config = with_fields(found.config, "schedule", steps_off=steps_off)
+        both = compute.together_seconds(config, found.rollout_s, found.training_s)
+        one = replace(found, config=config, step_s=both + 20.0)
+        (table,) = (search_page.search_table(config, Search([one], [])),)
+        total, below = (cell.replace(",", "") for cell in next(iter(table.columns[3].cells)).split("\n"))
+        numbers = [float(number) for number in re.findall(r"\d+", below)]
+        assert len(numbers) == 3 and float(total) == pytest.approx(between(numbers[:2]) + numbers[2], abs=2)
 
 
 def test_the_command_gives_the_time_that_the_search_listed(capsys):
