@@ -90,7 +90,7 @@ def _hydra(value: object) -> str:
         return "1e9"
     if isinstance(value, list):
         return f"'[{','.join(map(str, value))}]'"
-    # "0.5_2.0" is a string of verl's, which Hydra would take for the number 0.52.
+    # verl's pair of bounds is a string, and Hydra would take "0.5_5" for the number 0.55.
     return f"\"'{value}'\"" if isinstance(value, str) and "_" in value and value[0].isdigit() else str(value)
 
 

@@ -35,8 +35,8 @@ class Translation:
     """An algorithm as a framework's options; `kind` says what they are given to.
 
     recipe: objective, corrections and replay. sizes: batch, lengths and the optimiser, which a laptop's run should not
-    hand on. unsaid: parts without an option. notes: what the options leave to the reader, or
-    compute slightly differently.
+    hand on. unsaid: parts without an option. notes: things that options leave to the reader, or that the framework
+    computes slightly differently.
     """
 
     title: str

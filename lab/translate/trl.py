@@ -53,6 +53,9 @@ def _loss(into: Translation, objective: Objective) -> None:
     region, ratio, sums = objective.trust_region, objective.ratio.name, objective.aggregation.name
     if isinstance(region, DualClip) and ratio == "token":
         found = _clip(into, region, sums, CLIPPED) | {"delta": region.clip_ratio_c}
+        # TRL's delta holds the ratio of either sign of A; above PPO's own bound it has no effect where A > 0.
+        if region.clip_ratio_c < 1 + region.eps_high:
+            into.lacks(f"clip_ratio_c {region.clip_ratio_c:g} below 1 + eps_high", "TRL's delta bounds A > 0, too")
     elif isinstance(region, SequenceMask) and ratio == "token":
         found = _clip(into, region, sums, CLIPPED) | {"off_policy_mask_threshold": region.delta}
     elif isinstance(region, RatioBounds) and is_plain_clip(objective):

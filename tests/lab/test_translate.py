@@ -163,6 +163,7 @@ def test_a_part_without_an_option_is_named(framework: str, changes: dict[str, An
     [
         ("trl", preset("grpo", advantage="leave_one_out"), "advantage leave_one_out"),
         ("trl", preset("dr_grpo"), "aggregation token_sum"),
+        ("trl", preset("grpo_dual_clip", clip_ratio_c=1.1), "clip_ratio_c 1.1 below 1 + eps_high"),
         ("trl", preset("cispo", aggregation="length_norm"), "aggregation length_norm"),
         ("trl", preset("cispo", eps_low=0.5), "trust region weight_clip on the ratio token"),
         ("trl", preset("grpo", correction="seq_mis"), "correction seq_mis"),

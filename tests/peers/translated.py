@@ -42,6 +42,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"kl_coefficient": 0.1, "kl_estimator": "k2"},
     {"kl_coefficient": 0.1, "kl_estimator": "k3"},
     {"normalise_weights": True},
+    {"clip_ratio_c": 1.1},
+    {"clip_ratio_c": 1.3},
     {"rejection": correction("geo_rs", lo=0.8, hi=1.1)},
 )
 
