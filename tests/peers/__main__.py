@@ -17,11 +17,12 @@ advantages with the peers' own functions, in float64, on five batches of six rag
 responses are masked, too. A number is the largest absolute difference. Only rounding differs, with one exception: verl
 adds 1e-8 to what it divides by (the length of a response, a sum of weights) and to a variance, hence the differences of
 1e-9. `make test-peers` installs verl 0.9.1 and TRL 1.16 and repeats the comparison; `python -m tests.peers` writes this
-page.
+page. [`firstorder translate`](how-to/translate-a-recipe.md) writes a recipe in their options.
 
-Three of verl's rules differ from ours, and are compared where both agree:
+Four of verl's rules differ from ours, and are compared where both agree:
 
 - verl limits log-ratios to 20 nats and its k3 to 10.
+- Its trainer, not the functions compared here, leaves rejected responses in the denominators; ours leaves them out.
 - Its token rejections take the token out of the mask, and so out of denominators; ours leave it in, with weight 0.
 - The bounds of its k1 rejections are on mu/old, ours on old/mu: `token_k1`, `-log_ratio` in `rollout_corr_helper.py`,
   is log(mu/old), between the logarithms of the two bounds.
