@@ -69,6 +69,7 @@ def counted(name: str, shape: Any, gpus_per_node: int) -> tuple[int, int, int]:
     """The same by the plan, with that many ranks on a machine: those of the machine that has most."""
     config = ScaledRun.model_construct(
         training=training(2, **MEASURED[name]),
+        algorithm=loaded("qwen3_30b_a3b").algorithm,
         cluster=loaded("qwen3_30b_a3b").cluster.model_copy(update={"gpus_per_node": gpus_per_node}),
         checkpoint=loaded("qwen3_30b_a3b").checkpoint,
         # Engines that a machine of one GPU has room for; they have no part in a checkpoint.
