@@ -11,6 +11,7 @@ from theory.algorithm import Algorithm
 from theory.objectives import PRESETS, Objective, correction, preset
 from theory.objectives.corrections import CORRECTIONS
 
+TITLES = ("verl", "TRL")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "translate-a-recipe.md"
 
 
@@ -22,14 +23,14 @@ def _cell(framework: str, objective: Objective) -> str:
 def presets() -> str:
     """Every preset: whether all of it has options, and else the parts that have none."""
     rows = [(f"`{name}`", *(_cell(f, objective) for f in FRAMEWORKS)) for name, objective in PRESETS.items()]
-    return markdown_table(("preset", *FRAMEWORKS), rows)
+    return markdown_table(("preset", *TITLES), rows)
 
 
 def corrections() -> str:
     """The same for every correction of the engine gap, beside DAPO's GRPO."""
     fixes = {name: preset("grpo_dapo", correction=correction(name)) for name in CORRECTIONS}
     return markdown_table(
-        ("correction", *FRAMEWORKS), [(f"`{name}`", *(_cell(f, o) for f in FRAMEWORKS)) for name, o in fixes.items()]
+        ("correction", *TITLES), [(f"`{name}`", *(_cell(f, o) for f in FRAMEWORKS)) for name, o in fixes.items()]
     )
 
 
