@@ -82,12 +82,8 @@ def _lines(framework: Framework, options: list[Option]) -> list[str]:
 
 def _hydra(value: object) -> str:
     """A value in Hydra's grammar; quoted for the shell where that would read it."""
-    from lab.translate.translation import NEVER
-
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
-    if value == NEVER:
-        return "1e9"
     if isinstance(value, list):
         return f"'[{','.join(map(str, value))}]'"
     # verl's pair of bounds is a string, and Hydra would take "0.5_5" for the number 0.55.

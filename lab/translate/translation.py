@@ -32,7 +32,7 @@ class Unsaid:
 
 @dataclass
 class Translation:
-    """An algorithm as a framework's options; `kind` says what they are given to.
+    """An algorithm as a framework's options; `kind` says where they go.
 
     recipe: objective, corrections and replay. sizes: batch, lengths and the optimiser, which a laptop's run should not
     hand on. unsaid: parts without an option. notes: things that options leave to the reader, or that the framework
@@ -55,7 +55,7 @@ class Translation:
         self.unsaid.append(Unsaid(part, why))
 
     def lacks_loss(self, objective: Objective, why: str) -> None:
-        """No loss is that of the objective's trust region and ratio."""
+        """The objective's trust region and ratio, which no loss of the framework has together."""
         self.lacks(f"trust region {objective.trust_region.name} on the ratio {objective.ratio.name}", why)
 
 

@@ -73,9 +73,7 @@ def _loss(into: Translation, objective: Objective) -> None:
     elif is_plain_clip(objective):
         # verl's vanilla loss always has a dual clip, at 3 by default.
         name, numbers = "vanilla", {"clip_ratio_c": NEVER}
-        into.notes.append(
-            f"clip_ratio_c={NEVER:g} never binds: verl's loss always has a dual clip, this recipe has none."
-        )
+        into.notes.append("clip_ratio_c never binds: verl's loss always has a dual clip, this recipe has none.")
     elif type(region) is MinClip and ratio in GEOMETRIC:
         name = "gspo"
         # Its gradient goes through each token's own log pi: the response's only where all its tokens weigh alike.
@@ -130,8 +128,12 @@ def _rejections(into: Translation, objective: Objective) -> None:
     rules = [rule for one in rejections if (rule := _rejection(one)) is not None]
     for one in rejections:
         is_token = _rejection(one) is None
-        share = "verl takes the token out of denominators" if is_token else "verl leaves the response in denominators"
-        into.lacks(f"rejection {one.name}", f"{share}, and here it is the other way round")
+        why = (
+            "verl takes the token out of the denominators"
+            if is_token
+            else "verl leaves the response in the denominators"
+        )
+        into.lacks(f"rejection {one.name}", f"{why}, unlike the objective here")
     if rejections and objective.normalise_weights:
         into.lacks("normalise_weights beside a rejection", "verl's mean weight is over rejected responses, too")
     if len(rules) > 1:

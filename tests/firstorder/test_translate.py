@@ -43,8 +43,7 @@ def test_a_shell_passes_verls_options_on(fix: str, capsys: pytest.CaptureFixture
     words = dict(word.split("=", 1) for word in shlex.split(out))
     read = {name: yaml.safe_load(value) for name, value in words.items()}
     assert code == 0
-    # PyYAML wants a dot in a float with an exponent, Hydra does not.
-    assert {name: float(value) if value == "1e9" else value for name, value in read.items()} == meant("verl", *override)
+    assert read == meant("verl", *override)
     assert "overrides of verl.trainer.main_ppo" in err
 
 

@@ -5,7 +5,6 @@ Each runs where its peer is installed (`make test-peers`); docs/peers.md has the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,22 +16,8 @@ from tests.peers.cases import Case
 from tests.peers.trl_cases import TRL
 from tests.peers.verl_cases import VERL
 
+pytestmark = pytest.mark.usefixtures("wide")
 PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
-
-
-@pytest.fixture(autouse=True)
-def wide() -> Iterator[None]:
-    """Formulas are compared, not roundings: TRL's numbers take torch's default type."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[tuple[ModuleType, ModuleType]]:
-    with verl_code.verl_code() as modules:
-        yield modules
 
 
 def require_equal(case: Case, code: object) -> None:
@@ -45,14 +30,14 @@ def require_equal(case: Case, code: object) -> None:
     assert moved, "both sides were 0 on every batch"
 
 
-@pytest.mark.skipif(not verl_code.IS_INSTALLED, reason="verl is not installed")
+@verl_code.needs_verl
 @pytest.mark.parametrize("case", VERL, ids=lambda case: case.name)
 def test_ours_is_verls(case: Case, code: tuple[ModuleType, ModuleType]) -> None:
     """On five ragged batches with holes, ours is verl's to its own rounding."""
     require_equal(case, code)
 
 
-@pytest.mark.skipif(not trl_code.IS_INSTALLED, reason="TRL is not installed")
+@trl_code.needs_trl
 @pytest.mark.parametrize("case", TRL, ids=lambda case: case.name)
 def test_ours_is_trls(case: Case) -> None:
     """On five ragged batches with holes, ours is TRL's to its own rounding."""

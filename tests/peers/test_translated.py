@@ -25,23 +25,7 @@ from tests.theory.objective_batches import Batch, make_batch
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import PRESETS, Objective
 
-needs_verl = pytest.mark.skipif(not verl_code.IS_INSTALLED, reason="verl is not installed")
-needs_trl = pytest.mark.skipif(not trl_code.IS_INSTALLED, reason="TRL is not installed")
-
-
-@pytest.fixture(autouse=True)
-def wide() -> Iterator[None]:
-    """Formulas are compared, not roundings."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(default)
-
-
-@pytest.fixture(scope="module")
-def code() -> Iterator[tuple[ModuleType, ModuleType]]:
-    with verl_code.verl_code() as modules:
-        yield modules
+pytestmark = pytest.mark.usefixtures("wide")
 
 
 Theirs = Callable[[Batch, Translation, Tensor], Tensor]
@@ -85,7 +69,7 @@ def require_whole(name: str, theirs: Theirs) -> Counter[str]:
     return found
 
 
-@needs_verl
+@verl_code.needs_verl
 def test_a_recipe_in_verls_words_has_its_gradient(code: tuple[ModuleType, ModuleType]) -> None:
     """Every preset, correction and change that has options in verl, on two ragged batches with holes."""
     found = require_whole("verl", lambda batch, *rest: by_verl(code, batch, *rest))
@@ -94,7 +78,7 @@ def test_a_recipe_in_verls_words_has_its_gradient(code: tuple[ModuleType, Module
     assert found.total() > 300
 
 
-@needs_verl
+@verl_code.needs_verl
 def test_verl_leaves_rejected_responses_in_its_denominators(code: tuple[ModuleType, ModuleType]) -> None:
     """The reason that is given for them: its gradient is ours times the share of the denominator that is kept."""
     shares = set()
@@ -111,7 +95,7 @@ def test_verl_leaves_rejected_responses_in_its_denominators(code: tuple[ModuleTy
     assert len(shares) > 5 and min(shares) < 0.5
 
 
-@needs_trl
+@trl_code.needs_trl
 def test_a_recipe_in_trls_words_has_its_gradient() -> None:
     """The same for TRL."""
     found = require_whole("trl", by_trl)
@@ -135,7 +119,7 @@ def leaves(tree: dict[str, Any], path: str = "") -> Iterator[str]:
             yield from leaves(value, f"{path}{key}.")
 
 
-@needs_verl
+@verl_code.needs_verl
 def test_every_option_is_in_verls_own_config() -> None:
     """In the tree that verl generates for its Megatron trainer, whose overrides need no `+` therefore."""
     spec = importlib.util.find_spec("verl")
@@ -144,7 +128,7 @@ def test_every_option_is_in_verls_own_config() -> None:
     assert names_of("verl") <= set(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
 
 
-@needs_trl
+@trl_code.needs_trl
 def test_every_option_is_a_field_of_trls_config() -> None:
     """Of GRPOConfig or of the transformers class below it."""
     spec = importlib.util.find_spec("trl")

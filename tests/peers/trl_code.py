@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 _SPEC = importlib.util.find_spec("trl")
 IS_INSTALLED = _SPEC is not None
+needs_trl = pytest.mark.skipif(not IS_INSTALLED, reason="TRL is not installed")
 
 
 def methods(path: str, cls: str, *names: str) -> dict[str, Any]:
@@ -80,4 +82,4 @@ class _Anything(dict):
         return self.setdefault(name, [])
 
 
-__all__ = ["IS_INSTALLED", "loss", "methods"]
+__all__ = ["IS_INSTALLED", "loss", "methods", "needs_trl"]

@@ -12,7 +12,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
+
 IS_INSTALLED = importlib.util.find_spec("verl") is not None
+needs_verl = pytest.mark.skipif(not IS_INSTALLED, reason="verl is not installed")
 STUBS = ("accelerate", "codetiming", "hydra", "omegaconf", "orjson", "peft", "ray", "tensordict", "torchdata")
 
 
@@ -63,4 +66,4 @@ def verl_code() -> Iterator[tuple[ModuleType, ModuleType]]:
             del sys.modules[name]
 
 
-__all__ = ["IS_INSTALLED", "Config", "verl_code"]
+__all__ = ["IS_INSTALLED", "Config", "verl_code", "needs_verl"]
