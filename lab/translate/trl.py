@@ -44,6 +44,8 @@ def to_trl(algorithm: Algorithm) -> Translation:
     _weights(into, objective)
     _penalty(into, objective)
     into.add(num_iterations=1, use_vllm=True, temperature=algorithm.temperature, top_p=1.0, top_k=0)
+    # Without it TRL adds the load-balancing loss that the model's config states, for Qwen3-MoE with a factor of 1e-3.
+    into.add(router_aux_loss_coef=0.0)
     _sizes(into, algorithm)
     return into
 
@@ -160,6 +162,12 @@ def _sizes(into: Translation, algorithm: Algorithm) -> None:
     }
     into.sizes += [Option(name, value) for name, value in sizes.items()]
     into.notes.append(f"N = {N} updates per rollout: steps_per_generation is {N} x gradient_accumulation_steps.")
+    if N > 1:
+        into.notes.append("TRL shuffles a rollout's responses, so mini-batches do not keep groups together.")
+    if optimizer.warmup_steps:
+        into.notes.append("TRL's warm-up is an update later than ours: the first one has a learning rate of 0.")
+    if optimizer.weight_decay:
+        into.notes.append("TRL leaves norms out of weight decay.")
 
 
 __all__ = ["to_trl"]

@@ -81,6 +81,7 @@ def test_dapo_with_a_weight_in_trl() -> None:
         "temperature": 0.6,
         "top_p": 1.0,
         "top_k": 0,
+        "router_aux_loss_coef": 0.0,
     }
 
 
@@ -207,6 +208,10 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
         names = ("max_completion_length", "learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm")
         assert [sizes[name] for name in names] == [100, 2e-6, 0.9, 0.98, 0.05, 0.5]
     assert any("N = 3" in note for note in found.notes)
+    if framework == "trl":
+        assert any("weight decay" in note for note in found.notes) and any("shuffles" in note for note in found.notes)
+        bare = FRAMEWORKS["trl"](replace(algorithm, num_minibatches=1, optimizer=replace(settings, weight_decay=0.0)))
+        assert not any(word in note for note in bare.notes for word in ("weight decay", "shuffles", "warm"))
     warm = FRAMEWORKS[framework](replace(algorithm, optimizer=replace(settings, warmup_steps=8)))
     said = [*warm.notes, *(f"{option.name} {option.value}" for option in warm.sizes)]
     assert any("arm" in line and "8" in line for line in said)
