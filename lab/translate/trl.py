@@ -164,6 +164,8 @@ def _sizes(into: Translation, algorithm: Algorithm) -> None:
     into.notes.append(f"N = {N} updates per rollout: steps_per_generation is {N} x gradient_accumulation_steps.")
     if N > 1:
         into.notes.append("TRL shuffles a rollout's responses, so mini-batches do not keep groups together.")
+        if algorithm.objective.aggregation.name == "token_mean":
+            into.notes.append("TRL divides by an Nth of the rollout's tokens, not by the mini-batch's own.")
     if optimizer.warmup_steps:
         into.notes.append("TRL's warm-up is an update later than ours: the first one has a learning rate of 0.")
     if optimizer.weight_decay:

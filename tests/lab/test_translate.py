@@ -210,6 +210,8 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
     assert any("N = 3" in note for note in found.notes)
     if framework == "trl":
         assert any("weight decay" in note for note in found.notes) and any("shuffles" in note for note in found.notes)
+        dapo = replace(algorithm, objective=preset("grpo_dapo"))
+        assert any("an Nth" in note for note in FRAMEWORKS["trl"](dapo).notes)
         bare = FRAMEWORKS["trl"](replace(algorithm, num_minibatches=1, optimizer=replace(settings, weight_decay=0.0)))
         assert not any(word in note for note in bare.notes for word in ("weight decay", "shuffles", "warm"))
     warm = FRAMEWORKS[framework](replace(algorithm, optimizer=replace(settings, warmup_steps=8)))
