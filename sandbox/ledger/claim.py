@@ -242,13 +242,18 @@ class Claim:
         """All its seeds in a regime, exploratory and deciding."""
         return (*self.seen(regime, asked), *(self.deciding(asked) if regime == self.home else ()))
 
-    def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
-        """Every arm with each of its seeds in a regime; arms for figures only have `also_seeds`."""
-        few = (self.also_seeds or self.num_seeds) if asked is None else asked
+    def seeds_of(self, arm: Arm, regime: str, asked: int | None = None) -> tuple[int, ...]:
+        """The seeds of one of its arms in a regime; an arm for figures only has `also_seeds`."""
         seen, fresh = self.seen(regime, asked), self.deciding(asked) if regime == self.home else range(0)
+        if not self.is_drawn_alone(arm):
+            return (*seen, *fresh)
+        few = (self.also_seeds or self.num_seeds) if asked is None else asked
         # Arms without a prediction decide nothing: they take exploratory seeds where the claim has any.
-        drawn = (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
-        return [(arm, seed) for arm in self.arms for seed in (drawn if self.is_drawn_alone(arm) else (*seen, *fresh))]
+        return (*seen[:few], *(fresh[:few] if self.first_seed >= FRESH else ()))
+
+    def runs(self, regime: str, asked: int | None = None) -> list[tuple[Arm, int]]:
+        """Every arm with each of its seeds in a regime."""
+        return [(arm, seed) for arm in self.arms for seed in self.seeds_of(arm, regime, asked)]
 
     def is_drawn_alone(self, arm: Arm) -> bool:
         """Whether an arm is for figures only: it has no prediction."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.files import atomic_write, disk_errors
 from lab.markdown import markdown_table
 from sandbox.ledger import html, page
-from sandbox.ledger.cells import Cell, Cells, Regime, cell, key
+from sandbox.ledger.cells import Cell, Cells, Changes, Regime, cell, key
 from sandbox.ledger.claim import Arm, Claim, Row
 from sandbox.ledger.power import MOST, Need, needs
 from sandbox.ledger.summary import cost_text, states_of
@@ -34,25 +34,32 @@ class Wanted:
     """The number of seeds of each cell; None: each claim's own."""
     smoke: bool
 
+    @property
+    def changes(self) -> Changes:
+        """The changes of every cell after its arm's own."""
+        return SMOKE if self.smoke else ()
+
+    def seeds_of(self, claim: Claim, arm: Arm, regime: str) -> tuple[int, ...]:
+        """The seeds of one arm of the claim; in a smoke ledger, an arm of the pictures alone has one."""
+        found = claim.seeds_of(arm, regime, self.seeds)
+        return found[:1] if self.smoke and claim.is_drawn_alone(arm) else found
+
     def runs(self, claim: Claim, regime: str) -> list[tuple[Arm, int]]:
-        """Every arm of the claim with each of its seeds; in a smoke ledger, those of the pictures alone with one."""
-        found = claim.runs(regime, self.seeds)
-        first = dict(reversed(found))  # the last of equal keys stays: reversed, an arm's first seed
-        return [(a, s) for a, s in found if not (self.smoke and claim.is_drawn_alone(a)) or s == first[a]]
+        """Every arm of the claim with each of its seeds."""
+        return [(arm, seed) for arm in claim.arms for seed in self.seeds_of(claim, arm, regime)]
 
     def cells(self) -> list[Cell]:
         """The cells in the order of their runs: predictions before figures, and within each all arms of one seed before
         the next seed, so that a stopped queue leaves complete seeds."""
-        changes = SMOKE if self.smoke else ()
         places = [(c, r) for c in self.claims for r in self.regimes if r.name in c.places]
-        found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, changes))
+        found = [(c.is_drawn_alone(arm), seed, cell(r, arm, seed, self.changes))
                  for c, r in places for arm, seed in self.runs(c, r.name)]  # fmt: skip
         # By the first two alone: cells have no order, and a stable sort leaves each seed's in the order of the claims.
         return list({one.key: one for *_, one in sorted(found, key=lambda item: item[:2])}.values())
 
     def findings(self, rows: Mapping[str, Row]) -> list[Finding]:
         """All findings from these rows."""
-        return findings(self.claims, self.regimes, rows, self.seeds, changes=SMOKE if self.smoke else ())
+        return findings(self.claims, self.regimes, rows, self.seeds, changes=self.changes)
 
 
 @dataclass(frozen=True)
@@ -128,21 +135,33 @@ def listing(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:
 
 
 def _listed(wanted: Wanted, done: Mapping[str, Row], found: Sequence[Finding], ledger: Sequence[Claim]) -> str:
-    words, rows = states_of(ledger, found), []
-    for claim in wanted.claims:
-        tried = [regime for regime in wanted.regimes if regime.name in claim.places]
-        places = [(r, arm, seed) for r in tried for arm, seed in wanted.runs(claim, r.name)]
-        changes = SMOKE if wanted.smoke else ()
-        keys = {key(*one, changes) for one in places}
-        runs = f"{len(keys & done.keys())}/{len(keys)}"
-        # The rest is for pictures and exploratory seeds: what decides the claim is there.
-        fresh = claim.deciding(wanted.seeds)
-        deciding = {key(r, arm, seed, changes) for r, arm, seed in places
-                    if r.name == claim.home and seed in fresh and not claim.is_drawn_alone(arm)}  # fmt: skip
-        if deciding and deciding <= done.keys() < keys | done.keys():
-            runs += f" (all {len(deciding)} that decide)"
-        rows.append((str(claim.number), claim.name, claim.home, runs, words[claim.number]))
+    words = states_of(ledger, found)
+    made = {seed for row in done.values() if isinstance(seed := row.get("seed"), int)}
+    rows = [(str(one.number), one.name, one.home, _progress(wanted, one, done, made), words[one.number])
+            for one in wanted.claims]  # fmt: skip
     return markdown_table(("claim", "name", "home", "runs", "verdict"), rows)
+
+
+def _progress(wanted: Wanted, claim: Claim, done: Mapping[str, Row], made: Set[int]) -> str:
+    """The claim's runs done out of those needed; only the seeds in `made`, which have rows, are looked up in `done`."""
+    needed: dict[str, set[int]] = {}
+    deciding: dict[str, set[int]] = {}
+    keys: dict[tuple[str, int], str] = {}
+    fresh = claim.deciding(wanted.seeds)
+    for regime in (regime for regime in wanted.regimes if regime.name in claim.places):
+        for arm in claim.arms:
+            seeds = wanted.seeds_of(claim, arm, regime.name)
+            # Arms, or regimes, whose keys agree in one seed agree in all: they share their runs.
+            same = key(regime, arm, 0, wanted.changes)
+            needed.setdefault(same, set()).update(seeds)
+            # The rest is for pictures and exploratory seeds: what decides the claim is there.
+            if regime.name == claim.home and not claim.is_drawn_alone(arm):
+                deciding.setdefault(same, set()).update(fresh)
+            keys |= {(same, seed): key(regime, arm, seed, wanted.changes) for seed in seeds if seed in made}
+    there = {place for place, name in keys.items() if name in done}
+    total, decisive = (sum(map(len, places.values())) for places in (needed, deciding))
+    are_decided = 0 < decisive == sum(seed in deciding.get(same, ()) for same, seed in there)
+    return f"{len(there)}/{total}" + (f" (all {decisive} that decide)" if are_decided and len(there) < total else "")
 
 
 def power(wanted: Wanted, place: LedgerFolders, ledger: Wanted) -> str:

@@ -31,6 +31,24 @@ def test_the_list_names_every_claim(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert list(tmp_path.iterdir()) == [tmp_path / "cells.jsonl"]
 
 
+def test_the_list_of_many_seeds_asks_for_the_keys_of_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--list hashes configs only for seeds that have rows, however many seeds are asked for."""
+    asked: list[int] = []
+    monkeypatch.setattr(command, "key", lambda *one: asked.append(one[2]) or key(*one))
+    (tmp_path / "cells.jsonl").write_text('{"cell": "0", "seed": 7}\n{"cell": "1", "seed": 9}\n')
+    words = ["reproduce", "9", "--list", "--regime", "stress", "--results", str(tmp_path)]
+    (claim,) = chosen_claims(["9"])
+    # The fresh seeds are of its home alone.
+    for seeds in (8, 4096):
+        asked.clear()
+        assert main([*words, "--seeds", str(seeds)]) == 0
+        assert f"| 0/{seeds * len(claim.arms)} |" in capsys.readouterr().out
+        there = [7] if seeds == 8 else [7, 9]
+        assert sorted(asked) == sorted([0, *there] * len(claim.arms))
+
+
 def test_without_ray_one_line_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
