@@ -27,37 +27,40 @@ from firstorder.report import report
 from firstorder.reproduce import reproduce
 from firstorder.train import train
 from firstorder.translate import translate
+from firstorder.usage import Command, Commands, line
 from lab.interrupts import Interrupted, interruptible
 
 MOST = 300
 """Characters of an error's line; --debug shows the rest."""
 
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: the examples keep their line breaks, and start-up does not import rich
     invoke_without_command=True,
 )
+command = partial(app.command, cls=Command)
 # A command that takes every field of its config as an option; only the config's schema knows which ones exist.
-with_fields = partial(app.command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+with_fields = partial(command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 # Each command imports its packages inside its function, so that --help needs neither torch nor Ray.
 with_fields(short_help="Train one model as a config says.")(train)
 with_fields(short_help="Compare objectives' gradients with the true one, by enumeration.")(audit)
-app.command(short_help="List the configs that come with firstorder.")(configs)
+command(short_help="List the configs that come with firstorder.")(configs)
 with_fields(short_help="Train by exact expected updates: the effect of bias alone.")(flow)
-app.command(short_help="Write one HTML page for one or several runs.")(report)
-app.command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
+command(short_help="Write one HTML page for one or several runs.")(report)
+command(short_help="Take the algorithm of stable sandbox runs into a cluster config.")(promote)
 with_fields(short_help="Print a config's recipe as options of verl or TRL.")(translate)
 with_fields(short_help="State the needs of a cluster run, and whether it fits, without a GPU.")(plan)
 with_fields(short_help="Write the script that starts a cluster run: Slurm or Ray.")(launch)
 with_fields(short_help="Measure vLLM engines of every precision against the training engine.")(ladder)
 with_fields(short_help="Measure the sandbox's engine defects against the training engine.")(defects)
-app.command(short_help="Diagnose a pair of engines from a trace.")(doctor)
+command(short_help="Diagnose a pair of engines from a trace.")(doctor)
 with_fields(short_help="Set the sandbox's dials so that its engine is as far off as a trace's.")(calibrate)
 with_fields(short_help="Keep the problems of a file that a model solves sometimes.")(filter)
-app.command(short_help="Try the papers' findings again, with computed verdicts.")(reproduce)
-app.command(short_help="Write a model of either world as a Hugging Face folder.")(export)
-app.command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
+command(short_help="Try the papers' findings again, with computed verdicts.")(reproduce)
+command(short_help="Write a model of either world as a Hugging Face folder.")(export)
+command(short_help="Time the pieces of a global step, side by side with transformers.")(bench)
 
 
 @app.callback()
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(stop, err=True)
         return stop.exit_code
     except typer.TyperException as error:
-        return _fail(error.format_message())
+        return _fail(line(error, words))
     except Exception as error:
         # In the words, as the parse itself may have failed. Commands declare --debug so that it is not read as a field.
         if "--debug" in words:

@@ -14,7 +14,7 @@ from lab.config import shipped
 from sandbox.claims.border_arms import NORMS
 from sandbox.ledger.cells import Regime
 from sandbox.ledger.claim import Claim
-from theory.names import unknown_name
+from theory.names import did_you_mean, unknown_name
 
 FOLDER = shipped.FOLDER / "claims"
 
@@ -45,7 +45,9 @@ def chosen_claims(words: Sequence[str]) -> tuple[Claim, ...]:
     by_word = {word: claim for claim in CLAIMS for word in (str(claim.number), claim.name)}
     for word in words:
         if word != "all" and word not in by_word:
-            raise unknown_name("claim", word, by_word)
+            hint = did_you_mean(word, [claim.name for claim in CLAIMS])
+            known = f"a number, {CLAIMS[0].number} to {CLAIMS[-1].number}, or a name; --list shows them"
+            raise ValueError(f"unknown claim '{word}'{hint and f': {hint}'} (expected {known})")
     return tuple(c for c in CLAIMS if "all" in words or {str(c.number), c.name} & set(words))
 
 
@@ -53,7 +55,7 @@ def chosen_regimes(words: Sequence[str]) -> tuple[Regime, ...]:
     """The regimes with these names, or all without names; ValueError for an unknown one."""
     for word in words:
         if word not in {regime.name for regime in REGIMES}:
-            raise unknown_name("regime", word, [regime.name for regime in REGIMES])
+            raise ValueError(f"--regime: {unknown_name('regime', word, [regime.name for regime in REGIMES])}")
     return tuple(regime for regime in REGIMES if not words or regime.name in words)
 
 
