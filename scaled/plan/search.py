@@ -9,6 +9,7 @@ go to less TP, then less CP, PP and EP, whose communication is not counted.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -61,14 +62,15 @@ class FittingLayout:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """A reason why `count` layouts are not listed; `least` is the closest miss, where numbers tell."""
+    """A reason why `count` layouts are not listed, with the closest miss where numbers tell, or the usual refusal."""
 
     what: str
     count: int
     least: str | None = None
+    usual: str | None = None
 
     def __str__(self) -> str:
-        return self.what if self.least is None else f"{self.what}; {self.least}"
+        return "; ".join(words for words in (self.what, self.least, self.usual) if words is not None)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def search(
                 division.check_divides(one, shape)
                 placed = _placed(one, engines)
             except ConfigError as error:
-                tally.add(f"does not divide: {str(error).split(':')[0]}")
+                tally.add_refusal(str(error))
                 continue
             fitting = _fits(one, shape, gpu, placed, tally)
             if fitting is None:
@@ -165,8 +167,8 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
             yield ScaledRun.model_validate(raw)
         except pydantic.ValidationError as error:
             # A block's own validator names the bare field, the run's validators name block and field.
-            said = error.errors()[0]["msg"].removeprefix("Value error, ").split(":")[0]
-            tally.add(f"does not divide: {said if '.' in said else 'training.' + said}")
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            tally.add_refusal(said if "." in said.split(":")[0] else f"training.{said}")
 
 
 def _engines(
@@ -268,27 +270,38 @@ def _order(found: FittingLayout) -> tuple[float, ...]:
 
 
 class _Tally:
-    """Counts by reason, and the layout that misses by least of each."""
+    """Counts by reason, and of each the layout that misses by least, or the refusal that comes most often."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._least: dict[str, tuple[float, ScaledRun]] = {}
+        self._said: dict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, what: str, over: float | None = None, layout: ScaledRun | None = None) -> None:
         self._counts[what] = self._counts.get(what, 0) + 1
         if over is not None and layout is not None and (what not in self._least or over < self._least[what][0]):
             self._least[what] = over, layout
 
+    def add_refusal(self, message: str) -> None:
+        """Counts a layout refused with `field: what is wrong; what would serve`, by its field."""
+        field, _, said = message.partition(": ")
+        what = f"does not divide: {field}"
+        self.add(what)
+        # What would serve this layout is no advice to a search.
+        self._said[what][said.partition(";")[0]] += 1
+
     def reasons(self) -> list[Shortfall]:
         found = []
         for what, count in sorted(self._counts.items(), key=lambda item: -item[1]):
-            least = None
+            least = usual = None
+            if what in self._said:
+                usual = f"mostly: {self._said[what].most_common(1)[0][0]}"
             if what in self._least:
                 over, layout = self._least[what]
                 # Not 0.0 GiB.
                 gap = f"{over:.1f} GiB" if over >= 0.05 else f"{math.ceil(over * 1024)} MiB"
                 least = f"the closest misses by {gap}: {shown(layout)}"
-            found.append(Shortfall(what, count, least))
+            found.append(Shortfall(what, count, least, usual))
         return found
 
 

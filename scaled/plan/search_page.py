@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scaled.config import ScaledRun
@@ -68,5 +69,5 @@ def to_json(made: Search) -> dict[str, Any]:
             }
             for found in made.found
         ],
-        "reasons": [{"what": reason.what, "count": reason.count, "least": reason.least} for reason in made.reasons],
+        "reasons": [asdict(reason) for reason in made.reasons],
     }

@@ -140,6 +140,13 @@ def test_what_is_listed_has_places_on_the_machines():
     # Pairs of ranks by TP, CP or EP, six ways, one beside CP 3; three kinds of recomputation, with and without
     # offloading.
     assert counts["does not divide: cluster.num_nodes"] == 36
+    # By what, with both numbers: the refusal that most of them get.
+    usual = {reason.what.removeprefix("does not divide: "): reason.usual for reason in found.reasons}
+    product = "tensor_parallel x context_parallel x pipeline_parallel"
+    assert re.fullmatch(rf"mostly: expected a multiple of {product} = \d+, got 6", usual["training.num_ranks"])
+    assert usual["cluster.num_nodes"].startswith("mostly: expected at least 3 machines of 3 GPUs for 6 ranks")
+    assert all((reason.usual is None) != reason.what.startswith("does not divide: ") for reason in found.reasons)
+    assert all(str(reason) == f"{reason.what}; {reason.usual or reason.least}" for reason in found.reasons)
 
 
 def test_numbers_of_gpus_that_are_no_powers_of_two_have_layouts():
