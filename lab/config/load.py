@@ -36,6 +36,8 @@ NOT_HASHED = ("name", "output", "logging", "evidence", "threads")
 
 MOST_BYTES = 1_000_000
 """Bytes of a config file: the parser takes about 5 s for as many, and a pipe may have no end."""
+MOST_KEPT = 32_000
+"""Characters of a text whose values are kept: at ten bytes of memory for each and more, 128 of them are 50 MB."""
 MOST_VALUES = 100_000
 """Values in a config, lists and mappings included."""
 MOST_DEPTH, MOST_BITS = 50, 1024
@@ -138,17 +140,20 @@ def config_hash(config: BaseModel) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
-@functools.lru_cache(maxsize=128)
 def _loaded(text: str) -> Any:
-    """The values of a YAML text; kept, as a run and its report read the same files, and the parser is slow."""
+    """The values of a YAML text."""
     # The pure parser, because the C one reads YAML 1.1, where `1e-4` is text and `no` is False.
     return YAML(typ="safe", pure=True).load(text)
+
+
+_kept = functools.lru_cache(maxsize=128)(_loaded)
+"""The same, kept: a run and its report read the same files, the ledger the same overrides, and the parser is slow."""
 
 
 def _parse(text: str, where: str) -> Any:
     """YAML 1.2 text as plain Python values of at most MOST_VALUES; ConfigError with the line number."""
     try:
-        value = _loaded(text)
+        value = _kept(text) if len(text) <= MOST_KEPT else _loaded(text)
     except RecursionError as error:
         raise ConfigError(f"{where}: not valid YAML: lists and mappings are nested too deeply") from error
     except MarkedYAMLError as error:

@@ -33,12 +33,6 @@ GRID = 128
 
 def score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     """Farrington and Manning's statistic of p1 - p2 = margin for all (n1 + 1) (n2 + 1) tables; 0 / 0 is 0."""
-    # Rounded, so that margins that differ by rounding share a cache entry.
-    return _score(n1, n2, round(margin, 12))
-
-
-@functools.lru_cache(maxsize=512)
-def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     one, two = np.arange(n1 + 1)[:, None] / n1, np.arange(n2 + 1)[None, :] / n2
     theta = n2 / n1
     # The likeliest p1 with p2 = p1 - margin: the root in [0, 1] of a x^3 + b x^2 + c x + d.
@@ -57,9 +51,7 @@ def _score(n1: int, n2: int, margin: float) -> NDArray[np.float64]:
     top = one - two - margin
     # A difference without a variance is infinitely far out: nothing is more extreme than such a table.
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(np.abs(top) < 1e-9, 0.0, top / np.where(error < 1e-9, 0.0, error))
-    found.setflags(write=False)  # all callers share the cached array
-    return found
+        return np.where(np.abs(top) < 1e-9, 0.0, top / np.where(error < 1e-9, 0.0, error))
 
 
 def tail(region: NDArray[np.bool_], margin: float) -> float:

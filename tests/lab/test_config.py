@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
-from lab.config.load import apply, config_hash, load, parse_overrides, read, read_mapping, to_yaml
+from lab.config.load import (
+    MOST_KEPT,
+    _kept,
+    apply,
+    config_hash,
+    load,
+    parse_overrides,
+    read,
+    read_mapping,
+    to_yaml,
+)  # fmt: skip
 from lab.strict import ConfigError, Strict, validate
 from lab.verdict import VerdictRules
 
@@ -306,3 +316,13 @@ def test_the_verdict_block_is_the_verdicts_rules() -> None:
     assert all(field.description for field in VerdictRules.model_fields.values())
     with pytest.raises(ConfigError, match=r"here: kl_factor: .*greater than 1.*got 0\.5"):
         validate(VerdictRules, {"kl_factor": 0.5}, "here")
+
+
+def test_only_small_texts_are_kept_in_memory(tmp_path: Path) -> None:
+    """A config of a run is parsed once for the run and its report; a larger text is parsed anew and not kept."""
+    for length, num_kept in ((100, 1), (MOST_KEPT, 0)):
+        (tmp_path / "a.yaml").write_text(f"a: {'x' * length}\n")
+        before = _kept.cache_info()
+        assert read(tmp_path / "a.yaml") == read(tmp_path / "a.yaml") == {"a": "x" * length}
+        after = _kept.cache_info()
+        assert (after.misses - before.misses, after.hits - before.hits) == (num_kept, num_kept)
