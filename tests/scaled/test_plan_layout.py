@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from scaled.megatron_engine.parallel import Layout, layers_of
 from scaled.model_shape import load_shape
 from scaled.plan import parameters
 from scaled.plan.layout import RankPlan, dry_run
+from tests.scaled.plan_world import forked_builds
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -45,11 +47,13 @@ def _shape(name: str) -> ModelShape:
 
 @pytest.fixture(scope="module")
 def plans() -> dict[str, tuple[ModelShape, TrainingBlock, list[RankPlan]]]:
+    """The dry run of each layout: the first one's in a process as users have it, the others' in copies."""
     made = {}
     ours = b"1" * 2**30  # what the caller holds is no part of a dry run's own memory
     for case, (name, fields) in LAYOUTS.items():
         shape, training = _shape(name), TrainingBlock(**{"num_ranks": 32, **fields})
-        made[case] = (shape, training, dry_run(shape, training))
+        with forked_builds() if made else nullcontext():
+            made[case] = (shape, training, dry_run(shape, training))
     assert len(ours) == 2**30
     return made
 
@@ -107,7 +111,8 @@ def test_stages_without_experts_are_built(name: str, fields: dict[str, Any], exp
     """Megatron builds them with the plan's weights, all of them dense, and they have no experts."""
     shape = replace(_shape(name), **fields)
     training = TrainingBlock(num_ranks=4, tensor_parallel=2, pipeline_parallel=2, recompute="selective")
-    ranks = dry_run(shape, training)
+    with forked_builds():
+        ranks = dry_run(shape, training)
     assert total_parameters(ranks, training) == shape.num_parameters
     for rank in ranks:
         found = parameters.rank_parameters(shape, training, rank.stage)
