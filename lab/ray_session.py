@@ -50,9 +50,14 @@ except Exception as error:
 """
 """Asks for the number of the cluster at an address, as Ray does when it joins one; prints why there is none."""
 
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
 """Variables that Ray reads when it connects: no usage reports leave the machine; an actor that asks for no GPU keeps
-the devices that it was given (colocated engines)."""
+the devices that it was given (colocated engines); workers start as they are needed, since those that Ray starts ahead,
+one per CPU, are of no use to actors with variables of their own."""
 
 STARTS = 3
 """Times that a private Ray is started before the machine counts as too busy."""
