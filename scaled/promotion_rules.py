@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from pydantic_core import to_jsonable_python
+
 from lab.config.algorithm import AlgorithmConfig, ObjectiveBlock
 from theory.objectives import NUMBERS
 from theory.routing.passes import PASSES
@@ -90,10 +92,11 @@ class FieldRule:
 
 def value_of(algorithm: AlgorithmConfig, field: str) -> Any:
     """The plain value at a dotted name."""
-    value: Any = algorithm.model_dump(mode="json")
+    value: Any = algorithm
+    # Not from the whole dump, which leaves out fields newer than some runs at their defaults.
     for name in field.split("."):
-        value = value[name]
-    return value
+        value = getattr(value, name)
+    return to_jsonable_python(value)
 
 
 def _row(rows: Mapping[int, tuple[float, str]], N: int, field: str, model: str | None) -> Computed:
@@ -226,6 +229,7 @@ RULES: tuple[FieldRule, ...] = (
     FieldRule("replay.predictor.learning_rate_multiplier", "rule", f"{_PR2} and F, by model, mode and N", _multiplier),
     FieldRule("replay.predictor.num_positions", "rule", f"{_PR2}, by the longest response", _num_positions),
     FieldRule("batch.num_minibatches", "keep", f"{_SAME}: N is the degree of off-policiness (MiniRL sec. 4.4)"),
+    FieldRule("batch.shuffle", "keep", _SAME),
     FieldRule("batch.num_prompts", "rule", f"MiniRL sec. 4.2, R3 sec. 5.1, {_PR2}, by objective and N", _num_prompts),
     FieldRule("batch.num_responses", "target", f"scale: 16 in MiniRL sec. 4.2, 8 in R3 Table 12, 8 or 16 in {_PR2}"),
     FieldRule(

@@ -46,10 +46,14 @@ class BatchSettings:
     num_prompts: Annotated[int, About("P", ge=1)] = 16
     num_responses: Annotated[int, About("G, responses per prompt, whose rewards are compared", ge=2)] = 8
     num_minibatches: Annotated[int, About("N, updates per global step; 1 is on-policy. Must divide P", ge=1)] = 1
+    shuffle: Annotated[
+        Literal["groups", "responses"],
+        About("cut a rollout into mini-batches after shuffling whole groups, or single responses (as TRL does)"),
+    ] = "groups"
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        # theory/loop.py::split_groups cuts P // N groups at a time: a remainder would be sampled and never trained on.
+        # theory/loop.py::split cuts P // N groups at a time: a remainder would be sampled and never trained on.
         if self.num_prompts % self.num_minibatches:
             raise ValueError(
                 f"num_minibatches: expected a divisor of num_prompts = {self.num_prompts}, got {self.num_minibatches}"

@@ -99,8 +99,8 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
     advantages_B, advantages_BT = given_advantages(algorithm, rollouts, rewards_PG, old.scores, noise)
 
     updates: list[tuple[MiniBatch, UpdateStats]] = []
-    split = split_groups(step, algorithm, seed)
-    for index, chosen in enumerate(split):
+    parts = split(step, algorithm, seed)
+    for index, chosen in enumerate(parts):
         minibatch = take(rollouts, old, advantages_B, chosen, index, algorithm.num_minibatches)
         plan = old.gradient.select(chosen)
         if advantages_BT is not None:
@@ -114,7 +114,7 @@ def learn(step: int, algorithm: Algorithm, learner: TrainingEngine, collected: C
             error.result = StepResult(metrics, rollouts, rewards_B, old.scores, collected.backlog)
             raise
     # The cached routes in the order in which the updates took the responses.
-    order = [i for chosen in split for i in chosen]
+    order = [i for chosen in parts for i in chosen]
     metrics |= update_metrics(
         updates,
         None if old.cached is None else old.cached.select(order),
@@ -130,15 +130,21 @@ def hand_over(algorithm: Algorithm, rollout: RolloutEngine, learner: TrainingEng
     rollout.load_weights(tensors, version)
 
 
-def split_groups(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
-    """N lists of response indices: whole groups, in an order drawn from the step's stream; as they came if N = 1."""
+def split(step: int, algorithm: Algorithm, seed: int) -> list[list[int]]:
+    """N lists of response indices, in an order drawn from the step's stream; as they came if N = 1.
+
+    Whole groups are drawn, or under `shuffle: responses` single responses. The advantages of a whole group sum to 0, so
+    that in its mini-batch the part of grad log pi that its responses share cancels.
+    """
     P, G, N = algorithm.num_prompts, algorithm.num_responses, algorithm.num_minibatches
     # `select` then returns the same responses: only on those can the sandbox train on the graph of its old pass
     # (sandbox/training/forward.py::Kept.serves).
     if N == 1:
         return [list(range(P * G))]
-    order = torch.randperm(P, generator=stream(seed, "minibatches", step)).tolist()
-    size = P // N
+    draws, size = stream(seed, "minibatches", step), P // N
+    if algorithm.shuffle == "responses":
+        return torch.randperm(P * G, generator=draws).view(N, size * G).tolist()
+    order = torch.randperm(P, generator=draws).tolist()
     return [[p * G + g for p in order[n * size : (n + 1) * size] for g in range(G)] for n in range(N)]
 
 

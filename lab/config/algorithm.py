@@ -126,6 +126,11 @@ class ReplayBlock(Strict):
 class BatchBlock(Derived, BatchSettings):  # pyright: ignore[reportGeneralTypeIssues]
     """One global step: its prompts, responses and mini-batches."""
 
+    # Newer than some runs: left out of dumps at its default, so that their hashes stay.
+    shuffle: Literal["groups", "responses"] = derived(
+        BatchSettings, "shuffle", exclude_if=lambda value: value == "groups"
+    )
+
 
 WHOLE = {"top_p": 1, "top_k": 0, "min_p": 0}
 """The settings by which engines truncate the sampling distribution, at the values that keep it whole."""

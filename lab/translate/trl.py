@@ -163,7 +163,10 @@ def _sizes(into: Translation, algorithm: Algorithm) -> None:
     into.sizes += [Option(name, value) for name, value in sizes.items()]
     into.notes.append(f"N = {N} updates per rollout: steps_per_generation is {N} x gradient_accumulation_steps.")
     if N > 1:
-        into.notes.append("TRL shuffles a rollout's responses, so mini-batches do not keep groups together.")
+        if algorithm.shuffle == "groups":
+            into.notes.append(
+                "TRL shuffles responses, so mini-batches do not keep groups whole (batch.shuffle: responses)."
+            )
         if algorithm.objective.aggregation.name == "token_mean":
             into.notes.append("TRL divides by an Nth of the rollout's tokens, not by the mini-batch's own.")
     if optimizer.warmup_steps:

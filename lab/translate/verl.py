@@ -210,6 +210,12 @@ def _sizes(into: Translation, algorithm: Algorithm) -> None:
     into.sizes += [Option(name, value) for name, value in sizes.items()]
     share = f"data.train_batch_size / {N}" if N > 1 else "data.train_batch_size"
     into.notes.append(f"N = {N} updates per rollout: {ACTOR}.ppo_mini_batch_size is {share}.")
+    if N > 1:
+        _add(into, ACTOR, shuffle=algorithm.shuffle == "responses")
+        if algorithm.shuffle == "groups":
+            into.notes.append(
+                "Mini-batches keep groups whole with trainer.balance_batch=false alone; true reorders responses."
+            )
     into.notes.append("verl limits log-ratios to 20 nats and its k3 to 10.")
     if optimizer.warmup_steps:
         updates = f"{optimizer.warmup_steps} updates here"

@@ -142,3 +142,16 @@ def test_sampling_that_keeps_all_tokens_can_be_said(given: dict[str, Any]) -> No
         for more in ({}, given)
     )
     assert said == plain and config_hash(said) == config_hash(plain)
+
+
+def test_mini_batches_of_whole_groups_change_no_former_hash() -> None:
+    """The field is newer than some runs: at its default a dump has no trace of it, and it is built all the same."""
+    shuffles = {
+        shuffle: validate(AlgorithmConfig, {"objective": {"preset": "minirl"}, "batch": {"shuffle": shuffle}}, "here")
+        for shuffle in ("groups", "responses")
+    }
+    assert "shuffle" not in shuffles["groups"].model_dump()["batch"]
+    assert config_hash(shuffles["groups"]) != config_hash(shuffles["responses"])
+    assert {name: config.build().shuffle for name, config in shuffles.items()} == {
+        "groups": "groups", "responses": "responses",
+    }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -209,7 +209,7 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
         assert [sizes[name] for name in names] == [100, 2e-6, 0.9, 0.98, 0.05, 0.5]
     assert any("N = 3" in note for note in found.notes)
     if framework == "trl":
-        assert any("weight decay" in note for note in found.notes) and any("shuffles" in note for note in found.notes)
+        assert any("weight decay" in note for note in found.notes)
         dapo = replace(algorithm, objective=preset("grpo_dapo"))
         assert any("an Nth" in note for note in FRAMEWORKS["trl"](dapo).notes)
         bare = FRAMEWORKS["trl"](replace(algorithm, num_minibatches=1, optimizer=replace(settings, weight_decay=0.0)))
@@ -217,3 +217,25 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
     warm = FRAMEWORKS[framework](replace(algorithm, optimizer=replace(settings, warmup_steps=8)))
     said = [*warm.notes, *(f"{option.name} {option.value}" for option in warm.sizes)]
     assert any("arm" in line and "8" in line for line in said)
+
+
+@pytest.mark.parametrize("framework", BOTH)
+def test_whole_groups_in_mini_batches(framework: str) -> None:
+    """Both frameworks scatter groups over mini-batches: TRL always, verl unless its balancing is off."""
+    notes = {
+        shuffle: [note for note in FRAMEWORKS[framework](recipe).notes if "groups whole" in note]
+        for shuffle in ("groups", "responses")
+        for recipe in [Algorithm(objective=PRESETS["grpo"], num_prompts=4, num_minibatches=2, shuffle=shuffle)]
+    }
+    assert len(notes["groups"]) == 1 and notes["responses"] == []
+    on_policy = Algorithm(objective=PRESETS["grpo"], shuffle="groups")
+    assert not any("groups whole" in note for note in FRAMEWORKS[framework](on_policy).notes)
+
+
+@pytest.mark.parametrize("shuffle", ["groups", "responses"])
+def test_verl_shuffles_responses_where_we_do(shuffle: Literal["groups", "responses"]) -> None:
+    """Its own option, which has no effect on one mini-batch."""
+    assert recipe("verl", PRESETS["grpo"], num_prompts=4, num_minibatches=2, shuffle=shuffle)[f"{ACTOR}.shuffle"] is (
+        shuffle == "responses"
+    )
+    assert f"{ACTOR}.shuffle" not in recipe("verl", PRESETS["grpo"], shuffle=shuffle)

@@ -24,7 +24,7 @@ from theory.bounds.routing import replay_bias, replay_bias_mean
 from theory.collection import Collected, collect
 from theory.contracts import Prompt, Rollouts
 from theory.exact.tree import PrefixTree
-from theory.loop import hand_over, split_groups, take
+from theory.loop import hand_over, split, take
 from theory.objectives import preset
 from theory.old_pass import OldPass, old_pass
 from theory.routing.gates import GATES
@@ -87,7 +87,7 @@ def minibatches(mode: str, noise: float = 0.03) -> list[Cell]:
     old = old_pass(0, algorithm, trainer, collected, seed=5)
     advantages_B = (collected.rewards_PG - collected.rewards_PG.mean(1, keepdim=True)).reshape(-1)
     cells = []
-    for index, chosen in enumerate(split_groups(0, algorithm, seed=5)):
+    for index, chosen in enumerate(split(0, algorithm, seed=5)):
         minibatch = take(collected.rollouts, old, advantages_B, chosen, index, 3)
         natural = trainer.score(minibatch.rollouts, RoutingPlan("natural"))
         replayed = trainer.score(minibatch.rollouts, old.gradient.select(chosen))

@@ -14,7 +14,7 @@ from tests.contracts import worlds
 from tests.sandbox.compiled_world import COMPILED, copy_of
 from theory.algorithm import Algorithm
 from theory.collection import collect
-from theory.loop import StepResult, global_step, hand_over, split_groups, take
+from theory.loop import StepResult, global_step, hand_over, split, take
 from theory.objectives import preset
 from theory.old_pass import old_pass
 from theory.routing.passes import MODES, RoutingPlan
@@ -151,7 +151,17 @@ def test_a_pass_that_is_kept_packs_no_weights(monkeypatch):
 
 def test_one_mini_batch_is_all_responses_as_they_came():
     """With N = 1 nothing is reordered; with N = 2 whole groups are, by the step's own draw."""
-    assert split_groups(3, algorithm("none"), 11) == [list(range(16))]
-    halves = split_groups(3, algorithm("none", num_minibatches=2), 11)
+    assert split(3, algorithm("none"), 11) == [list(range(16))]
+    halves = split(3, algorithm("none", num_minibatches=2), 11)
     groups = torch.randperm(4, generator=stream(11, "minibatches", 3)).tolist()
     assert [index // 4 for half in halves for index in half[::4]] == groups
+
+
+def test_shuffled_responses_are_all_responses_in_equal_parts():
+    """By the step's own draw, and not by groups; the seed and the step decide."""
+    scattered = algorithm("none", num_minibatches=2, shuffle="responses")
+    halves = split(3, scattered, 11)
+    assert [len(half) for half in halves] == [8, 8] and sorted(halves[0] + halves[1]) == list(range(16))
+    assert halves[0] + halves[1] == torch.randperm(16, generator=stream(11, "minibatches", 3)).tolist()
+    assert split(4, scattered, 11) != halves != split(3, scattered, 12)
+    assert split(3, algorithm("none", shuffle="responses"), 11) == [list(range(16))]
