@@ -193,6 +193,21 @@ class Buffers:
         if self.features is not None:
             self.features.add(recorder, num_copies, rows, positions, places)
 
+    def store_steps(self, steps: Sequence[PassRecorder], rows: Int[Tensor, " A"], first: Int[Tensor, " A"]) -> None:
+        """Writes decoding steps of the same responses: row a of step i is input token first[a] + i of response rows[a].
+
+        As a `store` of every step, one after the other.
+        """
+        if self.experts_BWLK is None:
+            return
+        parts = [part for recorder in steps for part in recorder.experts]
+        experts_nLAK = torch.stack(parts).to(self.experts_BWLK.dtype).unflatten(0, (len(steps), -1))
+        positions_An = first[:, None] + torch.arange(len(steps))
+        self.experts_BWLK[rows[:, None], positions_An] = experts_nLAK.permute(2, 0, 1, 3)
+        if self.features is not None:
+            for recorder, positions_A in zip(steps, positions_An.unbind(1), strict=True):
+                self.features.add(recorder, 1, rows, positions_A, None)
+
 
 def empty_buffers(
     prompts: Sequence[Prompt],

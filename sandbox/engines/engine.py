@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, PassRecorder, empty_buffers
@@ -22,6 +23,7 @@ from sandbox.engines.prefix_cache import PrefixCache
 from sandbox.engines.prompt_pass import padded, run_prompts
 from sandbox.engines.rollouts import rollouts_of
 from sandbox.engines.stale_weights import WeightHistory, lagging
+from sandbox.engines.step_log import StepLog
 from sandbox.kernels import EAGER, Kernels
 from sandbox.kernels.numerics import EXACT, Numerics, compose
 from sandbox.model import MoE
@@ -122,44 +124,42 @@ class SandboxEngine:
         cache, logits_AV = run_prompts(self.model, prompts, G, T, numerics, buffers, self.prefixes)
         # After a switch the KV cache has keys of the newest weights: the prefix cache holds those of `self.model`.
         prefixes = None if switch is not None else self.prefixes
-        model, active_A, running_A, num_running = self.model, torch.arange(B), torch.ones(B, dtype=torch.bool), B
+        log = StepLog(buffers, partial(self.scored, temperature=sampling.scored_temperature))
+        model, active_A, running_A = self.model, torch.arange(B), torch.ones(B, dtype=torch.bool)
+        num_running, nearest = B, min(sampling.limits(B))
         for t in range(T):
             drawn_AV = self.drawn(logits_AV, sampling.scored_temperature)
             is_greedy = sampling.temperature == 0
             tokens_A = drawn_AV.argmax(-1) if is_greedy else self._sample(drawn_AV, draws_AT[:, t])
-            logits_AV = self.scored(logits_AV, sampling.scored_temperature)
-            # Ended rows are written too; `rollouts_of` reads each response only up to its length.
-            buffers.tokens_BT[active_A, t] = tokens_A
-            # In the logits' own dtype, as the trainer scores: the draw's float64 would break trainer == engine.
-            logp_AV = torch.log_softmax(logits_AV, -1)
-            buffers.logp_BT[active_A, t] = logp_AV.gather(-1, tokens_A[:, None])[:, 0]
-            if buffers.top is not None:
-                buffers.top.add(active_A, logp_AV)
-            is_end_A = sum((tokens_A == stop for stop in self.stop_tokens), torch.zeros_like(running_A))
-            was_running_A, running_A = running_A, running_A & ~is_end_A & (limits_A > t + 1)
+            log.sampled(active_A, t, tokens_A, logits_AV)
+            is_end_A = self._is_end(tokens_A)
             # Nothing ends at most positions.
-            if (left := int(running_A.sum())) < num_running:
-                num_running, ended_E = left, (was_running_A & ~running_A).nonzero()[:, 0]
+            if t + 1 >= nearest or bool(is_end_A.any()):
+                was_running_A, running_A = running_A, running_A & ~is_end_A & (limits_A > t + 1)
+                num_running, ended_E = int(running_A.sum()), (was_running_A & ~running_A).nonzero()[:, 0]
                 buffers.end(active_A[ended_E], t + 1, is_end_A[ended_E])
                 open_groups.end(active_A[ended_E].tolist())
             if num_running == 0 or open_groups.are_enough_complete:
                 buffers.cut(active_A[running_A], t + 1)
                 break
-            # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
-            has_ended, most = num_running < len(active_A), self.model.config.max_positions
-            is_full = has_ended and int(cache.lengths_B.max()) == most
-            if is_full or num_running <= (1 - DROP_AT) * len(active_A):
+            if self._is_time_to_drop(num_running, cache):
+                log.write()
                 # Before finished rows leave the KV cache: later turns need their keys, values and routes.
                 if prefixes is not None:
                     prefixes.keep(cache, ~running_A, active_A, prompts, buffers)
                 kept = running_A.nonzero()[:, 0]
                 cache, active_A, tokens_A = cache.select(kept), active_A[kept], tokens_A[kept]
                 running_A, draws_AT, limits_A = running_A[kept], draws_AT[kept], limits_A[kept]
+                nearest = int(limits_A.min())
             # This iteration's decoding step gives the logits of position t + 1.
             if t + 1 == switch:
+                log.write()
                 own = [prompts[b // G] for b in active_A.tolist()]
                 model, cache = self._switched(cache, own, active_A, buffers, numerics)
-            logits_AV = self.decode(model, tokens_A, active_A, cache, numerics, buffers)
+            recorder, positions_A = PassRecorder(buffers.features is not None), cache.lengths_B
+            logits_AV = self.decode(model, tokens_A, cache, numerics, recorder)
+            log.decoded(recorder, active_A, positions_A)
+        log.write()
         if prefixes is not None:
             prefixes.keep(cache, torch.ones_like(active_A, dtype=torch.bool), active_A, prompts, buffers)
         return rollouts_of(prompts, sampling, buffers, self.model.config, self.version)
@@ -233,22 +233,31 @@ class SandboxEngine:
 
     @staticmethod
     def decode(
-        model: MoE, tokens_A: Tensor, active_A: Tensor, cache: KVCache, numerics: Numerics, buffers: Buffers
+        model: MoE, tokens_A: Tensor, cache: KVCache, numerics: Numerics, recorder: PassRecorder
     ) -> Float[Tensor, "A V"]:
-        """The logits after these tokens, one per row; their routes go to the buffers."""
-        recorder = PassRecorder(buffers.features is not None)
-        # Before the pass, which gives the cache a new tensor of lengths.
-        positions_A = cache.lengths_B
+        """The logits after these tokens, one per row of the cache."""
         hidden_ASD = model.forward_hidden(tokens_A[:, None], recorder, numerics=numerics, cache=cache)
-        buffers.store(recorder, active_A, positions_A)
         return model.logits(hidden_ASD[:, 0], numerics=numerics)
 
     def drawn(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
         """The logits of the distribution that tokens are drawn from, in float64 for the sum over V terms."""
-        logits_AV = logits_AV.double() / temperature
+        logits_AV = tempered(logits_AV.double(), temperature)
         for defect in self.defects:
             logits_AV = defect.drawn(logits_AV)
         return logits_AV
+
+    def _is_end(self, tokens_A: Int[Tensor, " A"]) -> Bool[Tensor, " A"]:
+        is_end_A = torch.zeros_like(tokens_A, dtype=torch.bool)
+        for stop in self.stop_tokens:
+            is_end_A |= tokens_A == stop
+        return is_end_A
+
+    def _is_time_to_drop(self, num_running: int, cache: KVCache) -> bool:
+        """Whether finished rows leave the batch before the next step."""
+        num_rows = len(cache.lengths_B)
+        # Finished rows are decoded too: those of long prompts would run out of positions before the others end.
+        is_full = num_running < num_rows and cache.longest == self.model.config.max_positions
+        return is_full or num_running <= (1 - DROP_AT) * num_rows
 
     @staticmethod
     def _sample(drawn_AV: Tensor, draws_A: Tensor) -> Int[Tensor, " A"]:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sandbox.engines.buffers import Buffers, empty_buffers
+from sandbox.engines.buffers import Buffers, PassRecorder, empty_buffers
 from sandbox.engines.defect import Defect
 from sandbox.engines.prompt_pass import run_prompts
 from sandbox.engines.sampling_mismatch import is_unscored
@@ -48,12 +48,11 @@ class Decodes(Protocol):
         self,
         model: MoE,
         tokens_A: Tensor,
-        active_A: Tensor,
         cache: KVCache,
         numerics: Numerics,
-        buffers: Buffers,
+        recorder: PassRecorder,
     ) -> Float[Tensor, "A V"]:
-        """One decoding step; its routes go to the buffers."""
+        """One decoding step; the recorder takes its routes."""
         ...
 
 
@@ -112,7 +111,9 @@ def walk(
         # All children of a node are adjacent; the end token, the tree's last, has none.
         num_parents = len(logits_nV)
         cache, tokens_n, buffers = cache.repeat(W), torch.arange(W).repeat(num_parents), buffers.repeat(W)
-        logits_nV = engine.decode(model, tokens_n, torch.arange(num_parents * W), cache, numerics, buffers)
+        recorder, positions_n = PassRecorder(buffers.features is not None), cache.lengths_B
+        logits_nV = engine.decode(model, tokens_n, cache, numerics, recorder)
+        buffers.store(recorder, torch.arange(num_parents * W), positions_n)
         logp.append(torch.log_softmax(engine.scored(logits_nV, temperature), -1))
     # The last token is never an input, so it has no row.
     return Walk(logp, buffers, lengths[0] + tree.max_length - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -90,7 +90,7 @@ class ModelConfig:
             )
         select(torch.zeros(1, self.num_experts), self.experts_per_token, self.gate)  # raises if groups do not fit
 
-    @property
+    @cached_property
     def moe_layers(self) -> tuple[int, ...]:
         """The decoder layers that have a router, ascending; a routing record uses these numbers."""
         return tuple(n for n in range(self.num_layers) if n not in self.dense_layers)

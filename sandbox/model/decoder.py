@@ -96,8 +96,7 @@ class MoE(DecoderWeights):
                 x_BSD = layer(x_BSD, shared)
             hidden_BSD = self.kernels.rms_norm(x_BSD, self.norm, self.config.norm_eps)
         if cache is not None:
-            # A new tensor, not in place: whoever kept the old lengths keeps them.
-            cache.lengths_B = positions_BS[:, -1] + 1
+            cache.advance(tokens_BS.shape[1])
         return hidden_BSD
 
     def logits(self, hidden_ND: Float[Tensor, "N D"], *, numerics: Numerics = EXACT) -> Float[Tensor, "N V"]:
@@ -137,13 +136,13 @@ class MoE(DecoderWeights):
         B, S = tokens_BS.shape
         # Without a cache one row for the whole batch: rotations and masks are made once and broadcast.
         first_B = torch.zeros(1, dtype=torch.int64) if cache is None else cache.lengths_B
-        end = int(first_B.max()) + S
+        end = S if cache is None else cache.longest + S
         if end > self.config.max_positions:
             first = int(first_B.min())
             raise ValueError(f"expected positions in [0, {self.config.max_positions}), got {first} to {end - 1}")
         if cache is not None:
             cache.check(B, end)
-        return first_B[:, None] + torch.arange(S)
+        return first_B[:, None] if S == 1 else first_B[:, None] + torch.arange(S)
 
     def prepare(self, positions_BS: Tensor, routing: Routing, numerics: Numerics, cache: KVCache | None) -> Pass:
         """The state that all layers share in a pass over these positions."""

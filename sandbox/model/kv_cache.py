@@ -25,11 +25,36 @@ class KVCache:
         # Zeros, not empty: a masked slot has weight 0, and 0 times uninitialised memory may be NaN.
         self._hold(torch.zeros(shape, dtype=dtype), torch.zeros(batch_size, dtype=torch.int64))
 
+    _longest: int | None
+
     def _hold(self, both_L2BhCd: Tensor, lengths_B: Tensor) -> KVCache:
         self._both_L2BhCd, self.lengths_B = both_L2BhCd, lengths_B
         # Views: one index_copy_ in `write` fills keys and values.
         self.k_LBhCd, self.v_LBhCd = both_L2BhCd.unbind(1)
         return self
+
+    @property
+    def lengths_B(self) -> Int[Tensor, " B"]:
+        """The number of tokens in each row."""
+        return self._lengths_B
+
+    @lengths_B.setter
+    def lengths_B(self, lengths_B: Int[Tensor, " B"]) -> None:
+        self._lengths_B, self._longest = lengths_B, None
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens in the longest row."""
+        if self._longest is None:
+            self._longest = int(self._lengths_B.max()) if self._lengths_B.numel() else 0
+        return self._longest
+
+    def advance(self, num: int) -> None:
+        """Counts `num` more tokens in every row."""
+        longest = self.longest + num
+        # A new tensor, not in place: whoever kept the old lengths keeps them.
+        self.lengths_B = self._lengths_B + num
+        self._longest = longest  # known without a look at the rows, which each decoding step would take
 
     @property
     def capacity(self) -> int:
@@ -74,9 +99,9 @@ class KVCache:
         """A cache with these rows in this order (repeats allowed); this is how finished rows are dropped."""
         L, _, _, h, C, d = self._both_L2BhCd.shape
         both = self._both_L2BhCd.new_zeros(L, 2, len(indices_B), h, C, d)
-        longest = int(self.lengths_B.max()) if self.lengths_B.numel() else 0
         # Copy only the slots in use; the others stay zero.
-        both[:, :, :, :, :longest] = self._both_L2BhCd[:, :, :, :, :longest].index_select(2, indices_B)
+        used = slice(self.longest)
+        both[:, :, :, :, used] = self._both_L2BhCd[:, :, :, :, used].index_select(2, indices_B)
         # Not by the constructor, which would allocate buffers of its own.
         return object.__new__(KVCache)._hold(both, self.lengths_B[indices_B])
 

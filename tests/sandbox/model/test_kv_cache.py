@@ -44,3 +44,18 @@ def test_a_cache_continues_in_chunks_and_groups_and_drops_rows():
         # Writing again at an earlier position replaces what stood there.
         cache.truncate(torch.tensor([12, 12]))
         assert torch.equal(model(t[kept, 12:14], cache=cache), whole[kept, 12:14])
+
+
+def test_the_longest_row_is_known_whatever_changed_the_lengths():
+    """`longest` is the largest length after every way of changing lengths; it is kept, so a stale one would show."""
+    cache = KVCache(build("qwen3").config, 3, 40)
+    assert cache.longest == 0
+    cache.lengths_B = torch.tensor([4, 9, 2])
+    assert cache.longest == 9
+    before = cache.lengths_B
+    cache.advance(3)
+    assert cache.longest == 12 and cache.lengths_B.tolist() == [7, 12, 5] and before.tolist() == [4, 9, 2]
+    cache.truncate(torch.tensor([7, 6, 5]))
+    assert cache.longest == 7
+    assert cache.select(torch.tensor([2, 1])).longest == 6
+    assert KVCache.concat([cache, cache.repeat(2)]).longest == 7
