@@ -17,11 +17,11 @@ def sigmoid(x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
     return torch.stack([x, torch.zeros_like(x)], dim=-1).softmax(dim=-1)[..., 0]
 
 
-def apply(function: type[Function], *arguments: Any) -> Tensor:
+def apply(function: type[Function], *arguments: Any) -> Any:
     """The function's result; without gradients, autograd is bypassed: it costs more than a small operator."""
     if torch.is_grad_enabled():
-        return function.apply(*arguments)  # type: ignore[return-value]
-    return function.forward(_NO_CONTEXT, *arguments)  # type: ignore[return-value]
+        return function.apply(*arguments)
+    return function.forward(_NO_CONTEXT, *arguments)
 
 
 class _NoContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -45,6 +45,18 @@ class Heads(Protocol):
     def norm_eps(self) -> float: ...
 
 
+class AttentionWeights(NamedTuple):
+    """The weights of a layer up to its MLP, each as its parameter; None where a model has none."""
+
+    norm: Tensor
+    qkv: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    mlp_norm: Tensor
+    router: Tensor | None
+
+
 @dataclass(frozen=True)
 class Kernels:
     """A set of kernels; the eager kernels document each field.
@@ -53,8 +65,8 @@ class Kernels:
     num_slots, dtype).
     gate: the gate convention, computed by this set.
     set_threads: sets the number of threads that the process may compute with, torch's included (`check_threads`).
-    self_attention: all that lies between the qkv product and the output product, in one operator; returns None where
-    the set has no such operator for a model's sizes.
+    attention_layer: a layer up to its MLP in one operator (sandbox/kernels/compiled/attention_layer.py); returns None
+    where the set has no such operator for a model's sizes.
     has_passes: whether a model runs whole passes without gradients in one call (sandbox/model/compiled_passes.py).
     """
 
@@ -69,5 +81,5 @@ class Kernels:
     grouped_experts: Callable[..., Tensor]
     gate: Callable[[Gate], Gate]
     set_threads: Callable[[int], None]
-    self_attention: Callable[..., Tensor | None] = lambda *arguments: None
+    attention_layer: Callable[..., tuple[Tensor, Tensor, Tensor] | None] = lambda *arguments: None
     has_passes: bool = False

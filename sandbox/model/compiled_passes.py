@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from sandbox.kernels import round_up
+from sandbox.kernels.compiled.attention_layer import QK_NORMS
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.elementwise import plain, rms_norm
 from sandbox.kernels.compiled.gates import SizesStruct, gate_struct
 from sandbox.kernels.compiled.ops import LANES, check_ids, pack, product_of
 from sandbox.kernels.compiled.rounding import RoundingStruct, rounded, struct_of
-from sandbox.kernels.compiled.self_attention import QK_NORMS
 from sandbox.kernels.experts import ascending
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Rounding

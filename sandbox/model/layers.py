@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sandbox.kernels import Kernels, product
+from sandbox.kernels.interface import AttentionWeights
 from sandbox.kernels.numerics import EXACT, Numerics, Site
 from sandbox.model.config import ModelConfig
 from sandbox.model.kv_cache import KVCache
@@ -77,17 +78,10 @@ class Attention(nn.Module):
             self.k_norm = nn.Parameter(torch.ones(d if per_head else h * d))
 
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
-        qkv = linear(x_BSD, self.qkv, "qkv", shared)
-        out_BSD = None
-        # One fused operator from qkv to the output product. It calls no hook and reads no cache, and is None where the
-        # kernels have no such operator.
-        if shared.numerics is EXACT and shared.cache is None:
-            norms = (None, None) if self.config.qk_norm == "none" else (self.q_norm, self.k_norm)
-            out_BSD = shared.kernels.self_attention(self.config, qkv, shared.cos_BSHd, shared.sin_BSHd, *norms)
-        return linear(self._attended(qkv, shared) if out_BSD is None else out_BSD, self.o, "o", shared)
+        return linear(self._attended(linear(x_BSD, self.qkv, "qkv", shared), shared), self.o, "o", shared)
 
     def _attended(self, qkv: Tensor, shared: Pass) -> Tensor:
-        """The outputs of all heads side by side, (B, S, H d), by one operator after another."""
+        """The outputs of all heads side by side, (B, S, H d)."""
         H, h, d = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         B, S, _ = qkv.shape
         qk, v = qkv.split_with_sizes([(H + h) * d, h * d], dim=-1)
@@ -150,8 +144,7 @@ class ExpertMLP(nn.Module):
         self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
         self.shared_gate = matrix(1, D) if config.shared_expert_gate else None
 
-    def forward(self, x_ND: Tensor, shared: Pass) -> Tensor:
-        logits_NE = linear(x_ND, self.router, "router", shared)
+    def forward(self, x_ND: Tensor, logits_NE: Tensor, shared: Pass) -> Tensor:
         logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
         config = self.config
         # `shared.gate` is config.gate with this model's kernels: config.gate alone would route with torch's operators.
@@ -181,7 +174,23 @@ class Layer(nn.Module):
         self.mlp = DenseMLP(config.hidden_size, config.dense_size) if is_dense else ExpertMLP(config, layer_number)
 
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
-        # In place: both blocks return a new tensor, and no operator's gradient reads it.
-        x_BSD = self.attention(shared.kernels.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
-        hidden_ND = shared.kernels.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
-        return self.mlp(hidden_ND, shared).add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
+        x_BSD, hidden_ND, logits_NE = self._before_mlp(x_BSD, shared)
+        mlp = self.mlp
+        out_ND = mlp(hidden_ND, logits_NE, shared) if isinstance(mlp, ExpertMLP) else mlp(hidden_ND, shared)
+        # In place, here and below: each block returns a new tensor, and no operator's gradient reads it.
+        return out_ND.add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
+
+    def _before_mlp(self, x_BSD: Tensor, shared: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x + attention(norm x), its norm, and the router's logits where there is one."""
+        attention, own = self.attention, shared.kernels
+        router = self.mlp.router if isinstance(self.mlp, ExpertMLP) else None
+        # One fused operator. It calls no hook and reads no cache, and is None where the kernels have no such operator.
+        if shared.numerics is EXACT and shared.cache is None:
+            norms = (None, None) if attention.config.qk_norm == "none" else (attention.q_norm, attention.k_norm)
+            weights = AttentionWeights(self.attention_norm, attention.qkv, *norms, attention.o, self.mlp_norm, router)
+            found = own.attention_layer(attention.config, weights, x_BSD, shared.cos_BSHd, shared.sin_BSHd)
+            if found is not None:
+                return found
+        x_BSD = attention(own.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
+        hidden_ND = own.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
+        return x_BSD, hidden_ND, None if router is None else linear(hidden_ND, router, "router", shared)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from sandbox.kernels.compiled import elementwise, ops
+from sandbox.kernels.compiled.attention_layer import attention_layer
 from sandbox.kernels.compiled.build import library
 from sandbox.kernels.compiled.gates import compiled_gate
-from sandbox.kernels.compiled.self_attention import self_attention
 from sandbox.kernels.interface import Kernels, check_threads
 
 
@@ -35,7 +35,7 @@ COMPILED = Kernels(
     grouped_experts=ops.grouped_experts,
     gate=compiled_gate,
     set_threads=set_threads,
-    self_attention=self_attention,
+    attention_layer=attention_layer,
     has_passes=True,
 )
 

@@ -8,13 +8,25 @@
 // The number of rows per part of an elementwise loop: waking a thread takes some 20 microseconds.
 static long rows_of(long width) { return 65536 / (width + 1) + 1; }
 
-extern "C" {
-
-void fo_pack(int64_t threads, const float* w, int64_t count, int64_t inner, int64_t columns, int64_t stride_i, int64_t stride_o, float* out) {
+// Packs w (count, inner, columns), or (count, columns, inner) if `transposed`.
+static void pack_all(long threads, const float* w, long count, long inner, long columns, bool transposed, float* out) {
     in_parts(threads, count, 1, [=](long first, long last) {
         for (long e = first; e < last; e++)
-            pack(w + e * inner * columns, inner, columns, stride_i, stride_o, out + e * packed_size(inner, columns));
+            pack(w + e * inner * columns, inner, columns, transposed ? 1 : columns, transposed ? inner : 1,
+                 out + e * packed_size(inner, columns));
     });
+}
+
+static void add(long threads, const float* x, long count, float* to) {
+    in_parts(threads, count, 65536, [=](long i, long last) {
+        for (; i < last; i++) to[i] = to[i] + x[i];
+    });
+}
+
+extern "C" {
+
+void fo_pack(int64_t threads, const float* w, int64_t count, int64_t inner, int64_t columns, int32_t transposed, float* out) {
+    pack_all(threads, w, count, inner, columns, transposed, out);
 }
 
 // Rows [ends[e-1], ends[e]) of x times the e-th weight; linear is the case of one weight.
@@ -30,6 +42,15 @@ void fo_product(int64_t threads, const float* x, const int32_t* ends, int64_t co
             first = stop;
         }
     });
+}
+
+// x W^T. W (num_out, width) is packed in every call: it changes in place between calls, and nothing here would notice.
+void fo_linear(int64_t threads, const float* x, const float* weight, int64_t rows, int64_t width, int64_t num_out, float* out) {
+    static thread_local Scratch room;
+    float* packed = room.take(packed_size(width, num_out));
+    int32_t end = rows;
+    pack_all(threads, weight, 1, width, num_out, true, packed);
+    fo_product(threads, x, &end, 1, packed, width, num_out, out);
 }
 
 // Row n takes weight n mod num_weights.
@@ -82,9 +103,14 @@ void fo_attention(int64_t threads, const float* q, const float* k, const float* 
 void fo_experts(int64_t threads, const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K, const int64_t* ids,
                 const float* weights, const float* gate_up, const float* down, int32_t* ends, int64_t* slot,
                 float* gate_up_rows, int32_t keeps, float* out) {
+    static thread_local Scratch room;
+    float* packed = room.take(E * (packed_size(D, 2 * F) + packed_size(F, D)));
+    float* packed_down = packed + E * packed_size(D, 2 * F);
+    pack_all(threads, gate_up, E, D, 2 * F, false, packed);
+    pack_all(threads, down, E, F, D, false, packed_down);
     ExpertRows rows = {ends, slot, gate_up_rows};
     // Without `keeps`, gate_up_rows is one chunk that all experts reuse: threads would overwrite it.
-    experts(keeps ? threads : 1, x, N, D, F, E, K, ids, weights, gate_up, down, rows, keeps, out);
+    experts(keeps ? threads : 1, x, N, D, F, E, K, ids, weights, packed, packed_down, rows, keeps, out);
 }
 
 void fo_route(int64_t threads, const Sizes* sizes, const float* bias, int64_t N, const float* logits, int32_t selects, int64_t* ids,
@@ -143,9 +169,12 @@ void fo_forward(int64_t threads, const Sizes* sizes, const LayerWeights* layers,
     });
 }
 
-// Gradients of y = x W^T with g (rows, num_out), x (rows, width): g_x = g W (W packed), g_weight += g^T x; null skips one.
-void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t rows, int64_t num_out, int64_t width, const float* packed,
+// Gradients of y = x W^T with g (rows, num_out), x (rows, width): g_x = g W, g_weight += g^T x; null skips one.
+void fo_linear_backward(int64_t threads, const float* g, const float* x, int64_t rows, int64_t num_out, int64_t width, const float* weight,
                         float* g_x, float* g_weight) {
+    static thread_local Scratch room;
+    float* packed = room.take(packed_size(num_out, width));
+    if (g_x) pack_all(threads, weight, 1, num_out, width, false, packed);
     // At most CHUNK rows per part: `Gradients` has room for no more.
     in_parts(threads, g_x ? rows : 0, CHUNK, [=](long first, long last) {
         Gradients kept(g, first, last, num_out);
@@ -207,34 +236,53 @@ void fo_attention_backward(int64_t threads, const float* g, const float* q, cons
 }
 
 void fo_experts_backward(int64_t threads, const float* g, const float* x, int64_t N, int64_t D, int64_t F, int64_t E, int64_t K,
-                         const float* weights, const float* gate_up_T, const float* down_T, int32_t* ends, int64_t* slot,
+                         const float* weights, const float* gate_up, const float* down, int32_t* ends, int64_t* slot,
                          float* gate_up_rows, float* g_x, float* g_weights, float* g_gate_up, float* g_down) {
+    static thread_local Scratch room;
+    float* gate_up_T = room.take(E * (packed_size(2 * F, D) + packed_size(D, F)));
+    float* down_T = gate_up_T + E * packed_size(2 * F, D);
+    pack_all(threads, gate_up, E, 2 * F, D, true, gate_up_T);
+    pack_all(threads, down, E, D, F, true, down_T);
     ExpertRows rows = {ends, slot, gate_up_rows};
     experts_backward(threads, g, x, N, D, F, E, K, weights, gate_up_T, down_T, rows, g_x, g_weights, g_gate_up, g_down);
 }
 
-// q, k, v and probs keep what the gradient needs: see SelfAttention. qk_norm as in Sizes.
-void fo_self_attention(int64_t threads, const float* qkv, const float* q_norm, const float* k_norm, const float* cos,
-                       const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d, int64_t P, int64_t qk_norm,
-                       int64_t num_tables, float eps, float scale, float* q, float* k, float* v, float* probs, float* out) {
-    // D, E, K and F stay 0: attention reads none of them.
-    SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
-    all.w.q_norm = q_norm, all.w.k_norm = k_norm;
-    in_parts(threads, B, 1, [&](long b, long) { attend_sequence(all, b, out); });
+// A layer up to its MLP: out = x + o(attention(norm x)), hidden = norm out and, where there is a router, its logits. It is
+// the operators above, one after the other.
+void fo_attention_layer(int64_t threads, const Sizes* sizes, const AttentionLayer* layer) {
+    const Sizes& m = *sizes;
+    const AttentionLayer& a = *layer;
+    long N = a.B * a.S, heads = m.H * m.d, wide = heads + 2 * m.h * m.d;
+    fo_rms_norm(threads, a.x, a.norm, N, 1, m.D, m.eps, a.normed, a.scale_x);
+    fo_linear(threads, a.normed, a.qkv_weight, N, m.D, wide, a.qkv);
+    in_parts(threads, a.B, 1, [&](long b, long) { attend_sequence(SelfAttention(m, a), b, a.heads); });
+    fo_linear(threads, a.heads, a.o, N, heads, m.D, a.out);
+    add(threads, a.x, N * m.D, a.out);
+    fo_rms_norm(threads, a.out, a.mlp_norm, N, 1, m.D, m.eps, a.hidden, a.scale_out);
+    if (a.router) fo_linear(threads, a.hidden, a.router, N, m.D, m.E, a.logits);
 }
 
-// `g_norms` holds q's, then k's, and must be zero on entry.
-void fo_self_attention_backward(int64_t threads, const float* g, const float* qkv, const float* q_norm, const float* k_norm,
-                                const float* cos, const float* sin, int64_t B, int64_t S, int64_t H, int64_t h, int64_t d,
-                                int64_t P, int64_t qk_norm, int64_t num_tables, float eps, float scale, float* q, float* k,
-                                float* v, float* probs, float* g_qkv, float* g_norms) {
-    SelfAttention all = {{0, H, h, d, 0, 0, 0, qk_norm, eps, scale}, {}, B, S, P, num_tables, cos, sin, qkv, q, k, v, probs};
-    all.w.q_norm = q_norm, all.w.k_norm = k_norm;
-    long size = all.num_norms();
-    // One sum per sequence, added in their order below: no bit depends on the number of threads.
-    std::vector<float> by_sequence(B * size, 0.0f);
-    float* sums_of = by_sequence.data();
-    in_parts(threads, B, 1, [&](long b, long) { attend_sequence_backward(all, g, b, g_qkv, sums_of + b * size); });
-    for (long i = 0; i < B * size; i++) g_norms[i % size] += sums_of[i];
+// From the gradients of out, hidden and logits to those of x, which is written, and of the weights, which are added to; null
+// skips a matrix. `g_qk_norms` holds q's, then k's.
+void fo_attention_layer_backward(int64_t threads, const Sizes* sizes, const AttentionLayer* layer, const float* g_out,
+                                 const float* g_hidden, const float* g_logits, float* g_x, float* g_norm, float* g_qkv_weight,
+                                 float* g_qk_norms, float* g_o, float* g_mlp_norm, float* g_router) {
+    static thread_local Scratch room;
+    const Sizes& m = *sizes;
+    const AttentionLayer& a = *layer;
+    long N = a.B * a.S, heads = m.H * m.d, wide = heads + 2 * m.h * m.d;
+    float* g_rows = room.take(N * (2 * m.D + wide + heads));
+    float *g_sum = g_rows + N * m.D, *g_qkv = g_sum + N * m.D, *g_heads = g_qkv + N * wide;
+    if (a.router) {
+        fo_linear_backward(threads, g_logits, a.hidden, N, m.E, m.D, a.router, g_rows, g_router);
+        add(threads, g_hidden, N * m.D, g_rows);
+    }
+    fo_rms_norm_backward(threads, a.router ? g_rows : g_hidden, a.out, a.mlp_norm, a.scale_out, N, 1, m.D, g_sum, g_mlp_norm);
+    add(threads, g_out, N * m.D, g_sum);
+    fo_linear_backward(threads, g_sum, a.heads, N, m.D, heads, a.o, g_heads, g_o);
+    self_attention_backward(threads, SelfAttention(m, a), g_heads, g_qkv, g_qk_norms);
+    fo_linear_backward(threads, g_qkv, a.normed, N, wide, m.D, a.qkv_weight, g_rows, g_qkv_weight);
+    fo_rms_norm_backward(threads, g_rows, a.x, a.norm, a.scale_x, N, 1, m.D, g_x, g_norm);
+    add(threads, g_sum, N * m.D, g_x);
 }
 }

@@ -31,10 +31,9 @@ def pack(weight: Tensor, *, transposed: bool) -> Float[Tensor, "E packed"]:
     weight = plain(weight.detach())
     weight = weight[None] if weight.dim() == 2 else weight
     count, rows, columns = weight.shape
-    strides = (1, columns) if transposed else (columns, 1)
     inner, num_out = (columns, rows) if transposed else (rows, columns)
     packed = weight.new_empty(count, round_up(num_out, PANEL) * inner)
-    library()("fo_pack", weight, count, inner, num_out, *strides, packed)
+    library()("fo_pack", weight, count, inner, num_out, transposed, packed)
     return packed
 
 
@@ -57,22 +56,22 @@ def product_of(x: Tensor, packed: Tensor, ends: Tensor | None, num_out: int) -> 
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OD: Tensor) -> Tensor:
-        x = plain(x)
+        x, weight_OD = plain(x), plain(weight_OD)
         ctx.save_for_backward(x, weight_OD)
-        # Packed anew in every pass: the weight changes in place, and nothing here would notice.
-        return product_of(x, pack(weight_OD, transposed=True), None, weight_OD.shape[0])
+        num_out, width = weight_OD.shape
+        out = x.new_empty(*x.shape[:-1], num_out)
+        library()("fo_linear", x, weight_OD, x.numel() // width, width, num_out, out)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight_OD = ctx.saved_tensors
         (num_out, width), grad = weight_OD.shape, grads[0].contiguous()
-        packed = grad_x = grad_weight = None
-        if ctx.needs_input_grad[0]:
-            packed, grad_x = pack(weight_OD, transposed=False), torch.empty_like(x)
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.zeros_like(weight_OD)  # zeros: the kernel adds to it, CHUNK rows at a time
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        # Zeros: the kernel adds to it, CHUNK rows at a time.
+        grad_weight = torch.zeros_like(weight_OD) if ctx.needs_input_grad[1] else None
         sizes = x.numel() // width, num_out, width
-        library()("fo_linear_backward", grad, x, *sizes, packed, grad_x, grad_weight)
+        library()("fo_linear_backward", grad, x, *sizes, weight_OD, grad_x, grad_weight)
         return grad_x, grad_weight
 
 
@@ -176,14 +175,13 @@ class _Experts(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         (N, D), K, (E, F_, _) = x.shape, ids.shape[1], down.shape
-        x, ids, weights = plain(x), ids.contiguous(), plain(weights)
+        x, ids, weights, gate_up, down = plain(x), ids.contiguous(), plain(weights), plain(gate_up), plain(down)
         keeps = any(getattr(ctx, "needs_input_grad", ()))
         # Hidden rows in sorted order; without a gradient, one chunk of them at a time.
         rows = x.new_empty(N * K if keeps else CHUNK, 2 * F_)
         kept = torch.empty(E, dtype=torch.int32), torch.empty(N * K, dtype=torch.int64), rows
         out = torch.empty_like(x)
-        packed = pack(gate_up, transposed=False), pack(down, transposed=False)
-        library()("fo_experts", x, N, D, F_, E, K, ids, weights, *packed, *kept, keeps, out)
+        library()("fo_experts", x, N, D, F_, E, K, ids, weights, gate_up, down, *kept, keeps, out)
         if keeps:
             ctx.save_for_backward(x, weights, gate_up, down, *kept)
         return out
@@ -192,11 +190,10 @@ class _Experts(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weights, gate_up, down, *kept = ctx.saved_tensors
         (N, D), K, (E, F_, _) = x.shape, weights.shape[1], down.shape
-        packed = pack(gate_up, transposed=True), pack(down, transposed=True)
         # Zeros for the parameters: the kernel adds to them, and never touches an expert without rows.
         results = torch.empty_like(x), torch.empty_like(weights), torch.zeros_like(gate_up), torch.zeros_like(down)
         grad = grads[0].contiguous()
-        library()("fo_experts_backward", grad, x, N, D, F_, E, K, weights, *packed, *kept, *results)
+        library()("fo_experts_backward", grad, x, N, D, F_, E, K, weights, gate_up, down, *kept, *results)
         grad_x, grad_weights, grad_gate_up, grad_down = results
         return grad_x, None, grad_weights, grad_gate_up, grad_down
 

@@ -5,15 +5,30 @@
 #include "backward.hpp"
 #include "pass.hpp"
 
-// qkv (B, S, (H + 2 h) d); q (B, S, H, d) and k, v (B, h, P, d) after norm and rotation; probs (B, H, S, P). Token (b, s)
-// is rotated by entry (b S + s) mod num_tables of the tables, H + h equal rows each, and sees keys 0 to s.
+// A layer up to its MLP, in training: its input, its weights as they are (not packed), and what the forward pass keeps for
+// the gradient, outputs included. x, out and hidden (B, S, D); scale_x and scale_out 1 / rms of each row; qkv (B, S,
+// (H + 2 h) d); q (B, S, H, d) and k, v (B, h, P, d) after norm and rotation; probs (B, H, S, P); heads (B, S, H d); logits
+// (B, S, E), null like `router` without one. Token (b, s) is rotated by entry (b S + s) mod num_tables of the tables, H + h
+// equal rows each, and sees keys 0 to s.
+struct AttentionLayer {
+    const float *x, *norm, *qkv_weight, *q_norm, *k_norm, *o, *mlp_norm, *router, *cos, *sin;
+    float *normed, *scale_x, *qkv, *q, *k, *v, *probs, *heads, *scale_out, *out, *hidden, *logits;
+    int64_t B, S, P, num_tables;
+};
+
+// The part of it between the qkv product and that of the heads.
 struct SelfAttention {
-    Sizes m;
+    const Sizes& m;
     LayerWeights w;
     long B, S, P, num_tables;
     const float *cos, *sin, *qkv;
     float *q, *k, *v, *probs;
 
+    SelfAttention(const Sizes& sizes, const AttentionLayer& a)
+        : m(sizes), w{}, B(a.B), S(a.S), P(a.P), num_tables(a.num_tables), cos(a.cos), sin(a.sin), qkv(a.qkv), q(a.q), k(a.k),
+          v(a.v), probs(a.probs) {
+        w.q_norm = a.q_norm, w.k_norm = a.k_norm;
+    }
     long wide() const { return (m.H + 2 * m.h) * m.d; }
     long table(long n) const { return n % num_tables * (m.H + m.h) * m.d; }
     long num_norms() const { return m.qk_norm == 0 ? 0 : m.qk_norm == 1 ? 2 * m.d : (m.H + m.h) * m.d; }
@@ -94,4 +109,13 @@ static void attend_sequence_backward(const SelfAttention& a, const float* g, lon
         }
         if (a.m.qk_norm) normalise_backward(a.m, a.w, turned, a.qkv + n * a.wide(), room, to, g_norms);
     }
+}
+
+static void self_attention_backward(long threads, const SelfAttention& all, const float* g, float* g_qkv, float* g_norms) {
+    long size = all.num_norms();
+    // One sum per sequence, added in their order below: no bit depends on the number of threads.
+    std::vector<float> by_sequence(all.B * size, 0.0f);
+    float* sums_of = by_sequence.data();
+    in_parts(threads, all.B, 1, [&](long b, long) { attend_sequence_backward(all, g, b, g_qkv, sums_of + b * size); });
+    for (long i = 0; i < all.B * size; i++) g_norms[i % size] += sums_of[i];
 }
