@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from theory.routing.features import RouterFeatures
@@ -251,26 +251,18 @@ class Rollouts:
 
 
 def _token_batch(responses: Sequence[Response], temperature: float, top: TopTokens | None) -> TokenBatch:
-    num_prompt = [len(r.prompt.tokens) for r in responses]
-    lengths = [len(r.tokens) for r in responses]
+    num_prompt_B = torch.tensor([len(r.prompt.tokens) for r in responses])
+    length_B = torch.tensor([r.tokens.shape[0] for r in responses])
+    num_tokens_B = num_prompt_B + length_B
     prompts = torch.tensor([token for r in responses for token in r.prompt.tokens], dtype=torch.int64)
-    # Prompt and response alternate, in the order in which `_padded` fills its rows.
-    tokens = zip(prompts.split(num_prompt), (r.tokens for r in responses), strict=True)
-    num_prompt_B, length_B = torch.tensor(num_prompt), torch.tensor(lengths)
-    return TokenBatch(
-        _padded([part for pair in tokens for part in pair], num_prompt_B + length_B),
-        num_prompt_B,
-        num_prompt_B + length_B,
-        _padded([r.is_response for r in responses], length_B),
-        _padded([r.logp_mu for r in responses], length_B),
-        temperature,
-        top,
-    )
-
-
-def _padded(parts: Sequence[Tensor], length_B: Int[Tensor, " B"]) -> Shaped[Tensor, "B width"]:
-    """Rows of these lengths, filled in order from the concatenated `parts`, then zeros."""
-    out = parts[0].new_zeros(len(length_B), int(length_B.max()))
-    # A boolean mask is filled row by row: one copy for the batch, and no loop over rows.
-    out[torch.arange(out.shape[1]) < length_B[:, None]] = torch.cat(list(parts))
-    return out
+    # Boolean masks are filled row by row: one copy for the batch, and no loop over rows.
+    place_S = torch.arange(int(num_tokens_B.max()))
+    is_prompt_BS = place_S < num_prompt_B[:, None]
+    tokens_BS = torch.zeros(is_prompt_BS.shape, dtype=torch.int64)
+    tokens_BS[is_prompt_BS] = prompts
+    tokens_BS[(place_S < num_tokens_B[:, None]) & ~is_prompt_BS] = torch.cat([r.tokens for r in responses])
+    exists_BT = torch.arange(int(length_B.max())) < length_B[:, None]
+    is_response_BT = exists_BT.masked_scatter(exists_BT, torch.cat([r.is_response for r in responses]))
+    logp_mu = torch.cat([r.logp_mu for r in responses])
+    logp_mu_BT = logp_mu.new_zeros(exists_BT.shape).masked_scatter_(exists_BT, logp_mu)
+    return TokenBatch(tokens_BS, num_prompt_B, num_tokens_B, is_response_BT, logp_mu_BT, temperature, top)

@@ -122,7 +122,7 @@ def update_metrics(
     # From all updates or not at all: `cached` has the rows of all, and two records are compared row by row.
     if cached is not None and len(natural) == len(updates):
         now = RoutingRecord.concat(natural)
-        routing = routing_metrics(cached, now)
+        routing = routing_metrics(cached, now, has_sequences=False)
         metrics |= _some(routing, "topk_agreement", "zero_deviation", "one_deviation")
         if "routing/token_disagreement" in routing:
             # TV of two point masses is 1 where the route differs at any layer (Pr2 sec. 3.3).

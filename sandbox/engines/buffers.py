@@ -188,8 +188,8 @@ class Buffers:
             experts_nLK = experts_nLK[places]
         # The buffer has the narrowest dtype that holds the ids, and index assignment needs equal dtypes.
         experts_nLK = experts_nLK.to(self.experts_BWLK.dtype)
-        for copy in range(num_copies):
-            self.experts_BWLK[rows + copy, positions] = experts_nLK
+        rows_nC = rows[:, None] + torch.arange(num_copies)
+        self.experts_BWLK[rows_nC, positions[:, None]] = experts_nLK[:, None]
         if self.features is not None:
             self.features.add(recorder, num_copies, rows, positions, places)
 

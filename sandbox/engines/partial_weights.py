@@ -69,6 +69,9 @@ class FirstWeights:
     def arrived(self, named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
         """The tensors as they arrive: a withheld one is replaced by the first of its name, once that was kept."""
         self._new = {}
+        if not self._defects:
+            yield from named_tensors
+            return
         for name, tensor in named_tensors:
             if not any(defect.withholds(name) for defect in self._defects):
                 yield name, tensor

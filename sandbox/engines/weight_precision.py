@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import ClassVar, Literal
 
 import torch
@@ -27,7 +28,7 @@ def round_large(
     names: Sequence[str], stacked: Float[Tensor, "n ..."], change: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "n ..."]:
     """The weights with `change` applied to the stack of large matrices; the others keep their bits."""
-    is_large = [not any(part in name for part in UNQUANTISED) for name in names]
+    is_large = [_is_large(name) for name in names]
     if not any(is_large):
         return stacked
     if all(is_large):
@@ -36,6 +37,12 @@ def round_large(
     large, kept = torch.tensor(is_large).nonzero()[:, 0], stacked.clone()
     kept[large] = change(stacked[large])
     return kept
+
+
+# Every hand-over asks of every tensor.
+@cache
+def _is_large(name: str) -> bool:
+    return not any(part in name for part in UNQUANTISED)
 
 
 class WeightPrecision(Defect):

@@ -144,7 +144,10 @@ class ExpertMLP(nn.Module):
         self.shared = DenseMLP(D, config.shared_expert_size) if config.shared_expert_size > 0 else None
         self.shared_gate = matrix(1, D) if config.shared_expert_gate else None
 
-    def forward(self, x_ND: Tensor, logits_NE: Tensor, shared: Pass) -> Tensor:
+    def forward(self, x_ND: Tensor, shared: Pass, logits_NE: Tensor | None = None) -> Tensor:
+        """The experts' outputs; `logits_NE` are the router's, where they are known already."""
+        if logits_NE is None:
+            logits_NE = linear(x_ND, self.router, "router", shared)
         logits_NE = shared.numerics.router_logits(self.layer_number, logits_NE)
         config = self.config
         # `shared.gate` is config.gate with this model's kernels: config.gate alone would route with torch's operators.
@@ -176,21 +179,20 @@ class Layer(nn.Module):
     def forward(self, x_BSD: Tensor, shared: Pass) -> Tensor:
         x_BSD, hidden_ND, logits_NE = self._before_mlp(x_BSD, shared)
         mlp = self.mlp
-        out_ND = mlp(hidden_ND, logits_NE, shared) if isinstance(mlp, ExpertMLP) else mlp(hidden_ND, shared)
+        out_ND = mlp(hidden_ND, shared, logits_NE) if isinstance(mlp, ExpertMLP) else mlp(hidden_ND, shared)
         # In place, here and below: each block returns a new tensor, and no operator's gradient reads it.
         return out_ND.add_(x_BSD.flatten(0, 1)).view_as(x_BSD)
 
     def _before_mlp(self, x_BSD: Tensor, shared: Pass) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x + attention(norm x), its norm, and the router's logits where there is one."""
+        """x + attention(norm x), its norm, and the router's logits if they came with them."""
         attention, own = self.attention, shared.kernels
-        router = self.mlp.router if isinstance(self.mlp, ExpertMLP) else None
         # One fused operator. It calls no hook and reads no cache, and is None where the kernels have no such operator.
         if shared.numerics is EXACT and shared.cache is None:
             norms = (None, None) if attention.config.qk_norm == "none" else (attention.q_norm, attention.k_norm)
+            router = self.mlp.router if isinstance(self.mlp, ExpertMLP) else None
             weights = AttentionWeights(self.attention_norm, attention.qkv, *norms, attention.o, self.mlp_norm, router)
             found = own.attention_layer(attention.config, weights, x_BSD, shared.cos_BSHd, shared.sin_BSHd)
             if found is not None:
                 return found
         x_BSD = attention(own.rms_norm(x_BSD, self.attention_norm, self.eps), shared).add_(x_BSD)
-        hidden_ND = own.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1)
-        return x_BSD, hidden_ND, None if router is None else linear(hidden_ND, router, "router", shared)
+        return x_BSD, own.rms_norm(x_BSD, self.mlp_norm, self.eps).flatten(0, 1), None

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from theory.routing.features import RouterFeatures, draw_rows
+from theory.routing.features import RouterFeatures, draw_rows, draw_sampling_rows
 from theory.routing.packed_rows import offsets_of
 from theory.streams import stream
 
@@ -75,6 +75,25 @@ def test_drawn_rows_are_distinct_ascending_and_inside(seed: int, spans: list, nu
         assert len(rows) == min(num_positions, b - a)
         assert rows.tolist() == sorted(set(rows.tolist()))
         assert all(a <= row < b for row in rows.tolist())
+
+
+@pytest.mark.parametrize("num_positions", [1, 3, 50])
+def test_drawn_rows_are_the_first_of_a_permutation_per_response(num_positions: int) -> None:
+    """The draw is torch's permutation of each response's rows in turn, cut: a record of old runs hangs on it."""
+    lengths, firsts = [5, 0, 1, 12], [2, 7, 0, 3]
+    draws = torch.Generator().manual_seed(4)
+    orders = [torch.randperm(n, generator=draws)[:num_positions].sort().values for n in lengths]
+    expected = [(order + first).tolist() for order, first in zip(orders, firsts, strict=True)]
+
+    def again() -> torch.Generator:
+        return torch.Generator().manual_seed(4)
+
+    ends = [n + first for n, first in zip(lengths, firsts, strict=True)]
+    assert [rows.tolist() for rows in draw_rows(ends, firsts, num_positions, again())] == expected
+    rows_B = [3 * torch.arange(n) + first for n, first in zip(lengths, firsts, strict=True)]
+    found = draw_sampling_rows(rows_B, num_positions, again())
+    wanted = [rows[order].tolist() for rows, order in zip(rows_B, orders, strict=True)]
+    assert [rows.tolist() for rows in found] == wanted
 
 
 def test_features_cannot_be_built_invalid() -> None:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from theory.routing.packed_rows import check_offsets, offsets_of, selected_rows
+from theory.routing.packed_rows import check_offsets, offsets_of, ranges, selected_rows
 from theory.routing.record import check_layer_numbers
 
 COMPARED = 512
@@ -249,21 +249,29 @@ def draw_rows(
     """
     if len(num_rows_B) != len(first_row_B):
         raise ValueError(f"expected a first row per response, got {len(first_row_B)} for {len(num_rows_B)} responses")
-    if num_positions < 1:
-        raise ValueError(f"expected at least 1 position per response, got {num_positions}")
-    orders = []
     for b, (num_rows, first) in enumerate(zip(num_rows_B, first_row_B, strict=True)):
         if not 0 <= first <= num_rows:
             raise ValueError(f"response {b}: expected a first row in [0, {num_rows}], got {first}")
-        # The whole permutation, then cut: later responses' draws do not depend on num_positions.
-        orders.append(torch.randperm(num_rows - first, generator=generator)[:num_positions])
-    sizes = [order.shape[0] for order in orders]
-    if not orders:
-        return ()
-    # One sort for all responses: an offset per response keeps their rows apart, and is subtracted again.
-    base_F = torch.arange(len(orders)).repeat_interleave(torch.tensor(sizes)) * (max(num_rows_B) + 1)
-    first_F = torch.tensor(list(first_row_B)).repeat_interleave(torch.tensor(sizes))
-    return ((torch.cat(orders) + base_F).sort().values - base_F + first_F).split(sizes)
+    num_B = [num_rows - first for num_rows, first in zip(num_rows_B, first_row_B, strict=True)]
+    is_drawn_R, sizes_B = _drawn(num_B, num_positions, generator)
+    rows_R = ranges(torch.tensor(list(first_row_B), dtype=torch.int64), torch.tensor(num_B, dtype=torch.int64))
+    return rows_R[is_drawn_R].split(sizes_B)
+
+
+def _drawn(
+    num_B: Sequence[int], num_positions: int, generator: torch.Generator
+) -> tuple[Bool[Tensor, " R"], list[int]]:
+    """Whether each of the packed rows, num_B[b] of each response, is drawn, and how many of each response are."""
+    if num_positions < 1:
+        raise ValueError(f"expected at least 1 position per response, got {num_positions}")
+    # Whole permutations, then cut: later responses' draws do not depend on num_positions.
+    orders = [torch.randperm(num, generator=generator) for num in num_B]
+    is_drawn_R = torch.zeros(sum(num_B), dtype=torch.bool)
+    if orders:
+        length_B, first_B = torch.tensor(num_B), offsets_of(num_B)[:-1]
+        is_kept_R = ranges(torch.zeros_like(length_B), length_B) < num_positions
+        is_drawn_R[(torch.cat(orders) + first_B.repeat_interleave(length_B))[is_kept_R]] = True
+    return is_drawn_R, [min(num, num_positions) for num in num_B]
 
 
 def sampling_rows(num_prompt: int, is_response_T: Bool[Tensor, " T"]) -> Int[Tensor, " _"]:
@@ -275,11 +283,5 @@ def draw_sampling_rows(
     rows_B: Sequence[Int[Tensor, " _"]], num_positions: int, generator: torch.Generator
 ) -> tuple[Int[Tensor, " _"], ...]:
     """`draw_rows` among the `sampling_rows` of each response; without observations this is the draw of `draw_rows`."""
-    num_B = [rows.shape[0] for rows in rows_B]
-    places_B = draw_rows(num_B, [0] * len(rows_B), num_positions, generator)
-    if not rows_B:
-        return ()
-    # All responses at once: a place counts from the first row of its own response.
-    sizes = [places.shape[0] for places in places_B]
-    first_F = offsets_of(num_B)[:-1].repeat_interleave(torch.tensor(sizes))
-    return torch.cat(list(rows_B))[torch.cat(places_B) + first_F].split(sizes)
+    is_drawn_R, sizes_B = _drawn([rows.shape[0] for rows in rows_B], num_positions, generator)
+    return torch.cat(list(rows_B))[is_drawn_R].split(sizes_B) if rows_B else ()

@@ -255,10 +255,13 @@ def _mean_of_rows(x_FL: Float[Tensor, "F L"]) -> Float[Tensor, ""]:
     return x_FL.mean()
 
 
-def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[str, float]:
+def routing_metrics(
+    record_a: RoutingRecord, record_b: RoutingRecord, *, has_sequences: bool = True
+) -> dict[str, float]:
     """The scalars of this module that compare two records, under their registered names.
 
     Absent without data, never 0: router metrics need a row and layer in both records, token metrics a whole row.
+    Without `has_sequences` the one that groups rows by response is left out: it takes as long as the others.
     """
     counts, K = route_counts(record_a, record_b), record_a.num_slots
     num_d = counts.num_d.tolist()
@@ -272,7 +275,9 @@ def routing_metrics(record_a: RoutingRecord, record_b: RoutingRecord) -> dict[st
     if bool(is_whole_R.any()):
         whole = counts.sum_R[is_whole_R]
         metrics["routing/token_disagreement"] = _mean(whole > 0)
-        metrics["routing/sequence_mean_difference"] = _mean(_means_of_sequences(whole, is_whole_R, record_a))
+        if has_sequences:
+            means_b = _means_of_sequences(whole, is_whole_R, record_a)
+            metrics["routing/sequence_mean_difference"] = _mean(means_b)
     return metrics
 
 
