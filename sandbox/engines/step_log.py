@@ -14,7 +14,7 @@ from torch import Tensor
 from sandbox.engines.buffers import Buffers, PassRecorder
 
 HELD = 2**22
-"""Bytes of logits from which the log is written: no more are held, however large the vocabulary."""
+"""Bytes of logits and routes from which the log is written: no more are held, however large the vocabulary."""
 
 
 class StepLog:
@@ -51,6 +51,7 @@ class StepLog:
         if not self._passes:
             self._passed_A, self._positions_A = active_A, positions_A
         self._passes.append(recorder)
+        self._bytes += sum(part.nbytes for part in recorder.experts)
 
     def write(self) -> None:
         """Copies all of it into the buffers; called before the rows change or someone reads the buffers."""
