@@ -17,12 +17,10 @@ from lab.flow.config import ErrorBlock
 from lab.flow.run import run_of
 from lab.records import RunFolder
 from sandbox.border.table import runs as border_runs
-from sandbox.claims import CLAIMS, REGIMES, RESULTS
-from sandbox.ledger.cells import Cells
+from sandbox.claims import CLAIMS, REGIMES
 from sandbox.ledger.page import explored
-from sandbox.ledger.power import needs
-from sandbox.ledger.summary import counts_text, lines
-from sandbox.ledger.verdicts import findings
+from sandbox.ledger.summary import counts_text
+from tests.pages import ledger
 from tests.pages.notebooks import PLOTLY, ROOT
 from tests.pages.notebooks import execute as run
 from theory.exact.rates import RATES
@@ -273,9 +271,7 @@ def test_the_ledger(runs: Path) -> None:
     """It makes no run, and its verdicts, effects and words are those of the rows that the project keeps."""
     notebook = execute(LEDGER, turn=True)
     assert list(runs.iterdir()) == []
-    rows = Cells(RESULTS / "cells.jsonl").rows()
-    found = findings(CLAIMS, REGIMES, rows)
-    made = lines(CLAIMS, found, needs(CLAIMS, REGIMES, rows))
+    rows, found, made = ledger.kept(), ledger.found(), ledger.made()
     said = texts(notebook)
     outcomes = [one for finding in found for one in finding.outcomes]
     assert said["setup"].startswith(f"{len(rows)} runs, ")
@@ -296,7 +292,7 @@ def test_the_border() -> None:
     """It counts the study's runs, draws both pictures, and its last words are the means of the rows."""
     notebook = execute(BORDER, turn=True)
     (regime,) = (one for one in REGIMES if one.name == "border")
-    table = border_runs(Cells(RESULTS / "cells.jsonl").rows(), regime)
+    table = border_runs(ledger.kept(), regime)
     said = texts(notebook)
     assert said["setup"].startswith(f"{len(table)} runs, seeds {table['seed'].min()} to {table['seed'].max()}")
     assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from firstorder.cli import main
 from lab.files import exclusive
 from sandbox.claims import CLAIMS, REGIMES, RESULTS, chosen_claims, chosen_regimes
 from sandbox.ledger import command, queue
-from sandbox.ledger.cells import key
+from sandbox.ledger.cells import Cells, key
 from sandbox.ledger.command import LedgerFolders, Wanted
 from tests.firstorder.test_cli import fails
 
@@ -71,6 +72,16 @@ def test_a_stopped_queue_says_that_it_continues(
     assert list(tmp_path.iterdir()) == []
 
 
+KEPT = cache(Cells.rows)
+
+
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that the project keeps, 50 MB, are parsed by the first command alone."""
+    monkeypatch.setattr(Cells, "rows", lambda store: KEPT(store))
+
+
+@pytest.mark.usefixtures("read_once")
 def test_power_is_listed_before_any_run(capsys: pytest.CaptureFixture[str]) -> None:
     """--power has a line per claim, at the level of the whole ledger whichever are chosen, and the hours below."""
     listed = []
@@ -191,6 +202,7 @@ def test_a_ledger_that_is_not_there_is_no_progress(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("read_once")
 def test_verdicts_are_those_of_the_whole_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     """Listed by themselves, claims have the words that they have among all: Holm's correction is over the ledger."""
     chosen = ("3", "7", "17")

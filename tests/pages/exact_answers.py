@@ -9,11 +9,8 @@ from collections.abc import Sequence
 
 from lab.flow.table import MeanInterval, interval
 from lab.report.style import number
-from sandbox.claims import CLAIMS, REGIMES, RESULTS
-from sandbox.ledger.cells import Cells
 from sandbox.ledger.claim import Prediction as Sampled
-from sandbox.ledger.verdicts import findings
-from tests.pages import drift, kinds, remedies
+from tests.pages import drift, kinds, ledger, remedies
 from tests.pages.drift import CENTRED, FIXED, LONG, SEQUENCE, SHARPER
 from tests.pages.predictions import Prediction, Study
 from tests.pages.remedies_rows import LARGE, NATURAL, NONE, PR2, R2, R3, TOKEN, Remedies, mean
@@ -122,8 +119,7 @@ BIAS_OR_VARIANCE = 61
 
 def at_the_border() -> str:
     """(f) for sampled runs of the sandbox's MoE at the border: the counts of that claim and its verdict."""
-    every = findings(CLAIMS, REGIMES, Cells(RESULTS / "cells.jsonl").rows())
-    (one,) = (found for found in every if found.claim.number == BIAS_OR_VARIANCE and found.decides)
+    (one,) = (found for found in ledger.found() if found.claim.number == BIAS_OR_VARIANCE and found.decides)
 
     def fallen(wanted: Sampled, side: int) -> str:
         (values,) = (outcome.values for outcome in one.outcomes if outcome.prediction is wanted)
