@@ -45,7 +45,7 @@ def audit(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, audit.json, audit.html. The same
     command continues a killed audit after its last case.
     """
-    from firstorder.casework import named, write_page
+    from firstorder.casework import named, naming_records, write_page
     from lab.audit.records import FILE, PAGE, read
     from lab.config.load import to_yaml
     from lab.config.naming import naming
@@ -63,11 +63,12 @@ def audit(
     with naming(path, audit_config):
         folder = folder or _run(audit_config, progress)
     frame = read(folder.path / FILE)
-    _show(frame)
-    # Only now: the tables need no plotly, and are on the screen before it is imported.
-    from lab.audit.page import render
+    with naming_records(folder.path / FILE):
+        _show(frame)
+        # Only now: the tables need no plotly, and are on the screen before it is imported.
+        from lab.audit.page import render
 
-    page = write_page(folder, PAGE, partial(render, audit_config), frame)
+        page = write_page(folder, PAGE, partial(render, audit_config), frame)
     if markdown is not None:
         from lab.audit.study import study
 

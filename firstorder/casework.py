@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,17 +78,25 @@ def print_tables(tables: Iterable[Table]) -> Console:
     return console
 
 
+@contextlib.contextmanager
+def naming_records(path: Path) -> Iterator[None]:
+    """Puts the path of the records before what the block finds wrong with their rows; other files name themselves."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(str(path.parent)):
+            raise
+        raise ValueError(f"{path}: {error}") from error
+
+
 def write_page(
     folder: RunFolder, name: str, render: Callable[[pd.DataFrame, Mapping[str, Any], str], str], frame: pd.DataFrame
 ) -> Path:
     """Writes the page of that name into the folder of its records, and returns its path."""
-    import json
-
     from lab.files import atomic_write
 
-    manifest = json.loads((folder.path / "manifest.json").read_text(encoding="utf-8"))
     page = folder.path / name
-    atomic_write(page, render(frame, manifest, (folder.path / "config.yaml").read_text(encoding="utf-8")))
+    atomic_write(page, render(frame, folder.manifest(), (folder.path / "config.yaml").read_text(encoding="utf-8")))
     return page
 
 

@@ -43,7 +43,7 @@ def flow(
     Records go to runs/<name>/<UTC time>-<config hash>/: config.yaml, manifest.json, flow.json, flow.html. The same
     command continues a killed flow after its last case (a problem under an engine error).
     """
-    from firstorder.casework import named, write_page
+    from firstorder.casework import named, naming_records, write_page
     from lab.config.load import to_yaml
     from lab.config.naming import naming
     from lab.files import atomic_write
@@ -59,11 +59,12 @@ def flow(
     with naming(path, flow_config):
         folder = folder or _run(flow_config, progress)
     frame = read(folder.path / FILE)
-    _show(frame)
-    # Only now: the tables need no plotly, and are on the screen before it is imported.
-    from lab.flow.page import render
+    with naming_records(folder.path / FILE):
+        _show(frame)
+        # Only now: the tables need no plotly, and are on the screen before it is imported.
+        from lab.flow.page import render
 
-    page = write_page(folder, PAGE, partial(render, flow_config), frame)
+        page = write_page(folder, PAGE, partial(render, flow_config), frame)
     if csv is not None:
         atomic_write(csv, frame.to_csv(index=False))
     typer.echo(page)

@@ -84,13 +84,15 @@ def read(path: str | Path, kind: str) -> pd.DataFrame:
     """The dataframe in a JSON file of columns; ValueError names a file without the records of `kind`."""
     path = Path(path)
     with disk_errors(path, "read"):
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     try:
-        parts = parse_json(text)
+        parts = parse_json(data)
         frame = pd.DataFrame(parts["columns"])
         frame.attrs |= {"name": parts["name"], "config_hash": parts["config_hash"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: expected the records of {kind}, got damaged ones ({error})") from error
+    if frame.empty:
+        raise ValueError(f"{path}: expected the records of {kind}, got no rows")
     return frame
 
 

@@ -101,6 +101,9 @@ def describe(model_cls: type[pydantic.BaseModel], error: ErrorDetails) -> str:
         field, colon, rest = message.partition(": ")
         if colon and names and field in inside:
             names, message = [*names, field], rest
+    elif error["type"] in ("too_short", "string_too_short"):
+        what, least = ("character" if "string" in error["type"] else "item"), error.get("ctx", {})["min_length"]
+        message = f"expected at least {least} {what}{'s' * (least != 1)}, got {short(error['input'])}"
     else:
         wanted = re.sub(r"^Input should be (?=greater|less)", "expected a value ", message)
         wanted = re.sub(r"^Input should be ", "expected ", wanted)

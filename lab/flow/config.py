@@ -122,7 +122,7 @@ class TrainingBlock(Strict):
     rate: float = Field(default=1e-2, gt=0, description="learning rate; of a flow, units of time per update")
     num_updates: int = Field(default=200, ge=1, le=10**7, description="updates of a run")
     temperature: Positive = Field(default=1.0, description="pi and mu are the policies of logits / T, as in a run")
-    lag: int = Field(default=0, ge=0, description="how many updates old the weights are that the engine holds")
+    lag: int = Field(default=0, ge=0, le=10**7, description="updates by which the weights of the engine are older")
     group: GroupBlock = Field(default_factory=GroupBlock, description="how advantages arise")
     observe_every: int = Field(default=10, ge=1, description="updates between two rows of the dataframe")
     variance: bool = Field(default=True, description="whether rows have the variance (of an MoE: slow)")

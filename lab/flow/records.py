@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lab import casebook
@@ -22,8 +23,20 @@ def read(path: str | Path) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in frame]
     if missing:
         raise ValueError(f"{path}: expected the records of a flow, got none of {', '.join(missing)}")
-    for name in (name for name in COLUMNS if name not in WORDS):
-        frame[name] = frame[name].astype("float64")
+    for name in COLUMNS:
+        column = frame[name]
+        is_name = name in ("error", "kind", "objective")
+        if is_name and not column.map(lambda value: isinstance(value, str)).all():
+            raise ValueError(f"{path}: {name}: expected a text in every row, got {column.tolist()[0]!r} in the first")
+        if name not in WORDS:
+            try:
+                frame[name] = column.astype("float64")
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path}: {name}: expected numbers, got others ({error})") from error
+    for name in ("reward", "entropy"):
+        if not np.isfinite(frame[name]).all():
+            got = frame[name][~np.isfinite(frame[name])].iloc[0]
+            raise ValueError(f"{path}: {name}: expected finite numbers, got {got}")
     # Older records have null for an infinity: B's, for no noise, and that of a mu that never takes what old does. A
     # policy that is itself nan has no KL either way, and its nulls are nan.
     is_inf = frame["kl_old_mu"].isna() & frame["kl_mu_old"].notna()

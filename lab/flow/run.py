@@ -117,6 +117,8 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> R
         for n in config.num_minibatches:
             for size in config.batch_sizes:
                 found = run_of(config, number, error, objective.name, n, size, world)
+                run = f"problem {number}, {error.label}, {objective.name}, N = {n}, B = {size:g}"
+                _require_finite(found, run, config.training.rate)
                 place = {
                     "length": config.problems.length,
                     "problem": number,
@@ -131,6 +133,16 @@ def _case(config: FlowConfig, number: int, error: ErrorBlock, world: World) -> R
                 # Of the last policy alone: a trajectory keeps no earlier one.
                 rows[-1]["entropy_lost"] = lost_entropy(task, found.policy)
     return rows
+
+
+def _require_finite(found: Trajectory, run: str, rate: float) -> None:
+    """ArithmeticError where the run left the finite numbers: no mean or interval over problems exists then."""
+    for update, reward, entropy in zip(found.updates, found.columns["reward"], found.columns["entropy"], strict=True):
+        if not (math.isfinite(reward) and math.isfinite(entropy)):
+            raise ArithmeticError(
+                f"{run}: expected a finite reward and entropy, got {reward} and {entropy} at update {update}; "
+                f"a smaller training.rate than {rate:g} may help"
+            )
 
 
 def lost_entropy(task: ExactTask, policy: MovablePolicy) -> float:

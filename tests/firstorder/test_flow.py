@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -107,6 +109,8 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     said = fails(capsys, "flow", str(tiny), "--problems.length", "30")
     assert "problems: expected at most 4,000,000 responses to enumerate" in said
     assert "fixd" in fails(capsys, "flow", str(tiny), "--errors", "[{kind: fixd, scale: 1}]")
+    assert fails(capsys, "flow", str(tiny), "--errors", "[]") == f"{tiny}: errors: expected at least 1 item, got []"
+    assert "training.lag: expected a value" in fails(capsys, "flow", str(tiny), "--training.lag", str(10**21))
     assert fails(capsys, "flow", str(tiny), "--csv", "no/where.csv").startswith("--csv: expected a file in a folder")
     assert fails(capsys, "flow", str(tiny), "--csv", ".") == "--csv: expected a file, got the folder ."
     assert not Path("runs").exists()
@@ -116,6 +120,72 @@ def test_mistakes_are_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert "flow.json: expected the records of a flow, got none of length, problem" in fails(
         capsys, "flow", str(folder)
     )
+
+
+def test_a_flow_that_leaves_the_numbers_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1 with the run, the update and the field to change; there are no records that no page can show."""
+    words = ["--training.rate", "1e308", "--training.num_updates", "8", "--progress", "none"]
+    assert main(["flow", str(tiny), *words]) == 1
+    assert capsys.readouterr().err == (
+        "error: problem 1, exact, none, N = 2, B = 8: expected a finite reward and entropy, got nan and nan at update "
+        "2; a smaller training.rate than 1e+308 may help\n"
+    )
+    assert not list(Path("runs").rglob("flow.json"))
+
+
+def _with(column: str, value: object) -> Callable[[dict[str, Any]], None]:
+    """A change of flow.json: every row of a column has this value."""
+    return lambda told: told["columns"].update({column: [value] * len(told["columns"][column])})
+
+
+def _without(last: int) -> Callable[[dict[str, Any]], None]:
+    """A change of flow.json: every column lacks so many of its last values."""
+    return lambda told: told.update(columns={name: values[:-last] for name, values in told["columns"].items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (_with("reward", "abc"), "reward: expected numbers, got others (could not convert string to float: 'abc')"),
+        (_with("reward", None), "reward: expected finite numbers, got nan"),
+        (_with("entropy", "inf"), "entropy: expected finite numbers, got inf"),
+        (_with("objective", 3.5), "objective: expected a text in every row, got 3.5 in the first"),
+        (_with("error", None), "error: expected a text in every row, got None in the first"),
+        (_without(3), "expected as many runs of both, got 3 and 4"),
+        (_without(10**6), "expected the records of a flow, got no rows"),
+    ],
+)  # fmt: skip
+def test_damaged_records_are_one_line(
+    change: Callable[[dict[str, Any]], object], wanted: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Records that no table can show are named by their file, and no page is left."""
+    assert main(["flow", str(tiny), "--progress", "none", "--num_minibatches", "[1, 2]"]) == 0
+    file = next(Path("runs").rglob("flow.json"))
+    told = json.loads(file.read_text())
+    change(told)
+    file.write_text(json.dumps(told))
+    page = file.with_name("flow.html")
+    page.unlink()
+    capsys.readouterr()
+    assert main(["flow", "runs/tiny"]) == 2
+    assert capsys.readouterr().err == f"error: {file}: {wanted}\n"
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("manifest.json", b'{"a": '), ("manifest.json", b"[]"), ("flow.json", b"\xff")]
+)
+def test_a_torn_file_beside_the_records_is_named(
+    name: str, content: bytes, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is no JSON object is one line that begins with its path."""
+    assert main(["flow", str(tiny), "--progress", "none"]) == 0
+    file = next(Path("runs").rglob(name))
+    file.write_bytes(content)
+    capsys.readouterr()
+    assert main(["flow", "runs/tiny"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {file}: ") and err.count("\n") == 1 and err.count(str(file.parent)) == 1
 
 
 def test_the_config_explains_itself(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
