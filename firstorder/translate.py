@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +28,7 @@ INCOMPLETE = 3
 
 def translate(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The config of a run, of either world.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The config of a run, of either world.")],
     to: Annotated[Framework, typer.Option(help="The framework.")],
     sizes: Annotated[
         bool,
@@ -55,11 +54,14 @@ def translate(
       firstorder translate configs/demo/none.yaml --to trl --algorithm.objective.preset cispo
       firstorder translate configs/scaled/minirl/n8_r3.yaml --to verl --sizes --json
     """
+    from firstorder.train import split
     from firstorder.worlds import Schemas
     from lab.config.load import load
     from lab.translate import FRAMEWORKS
 
-    found = FRAMEWORKS[to](load(config, context.args, Schemas()).algorithm.build())
+    # An option before CONFIG is parsed as CONFIG itself, so all words are split again.
+    path, overrides = split([config, *context.args])
+    found = FRAMEWORKS[to](load(path, overrides, Schemas()).algorithm.build())
     is_shown = partly or not found.unsaid
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=2))

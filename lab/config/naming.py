@@ -32,6 +32,8 @@ def naming(path: str | Path, config: BaseModel) -> Iterator[None]:
 
 
 def _named(path: str | Path, config: BaseModel, message: str) -> str:
+    if message.startswith(f"{path}: "):
+        return message
     first = re.match(r"(\w+)[.:]|expected ", message)
     if first and (first[1] is None or first[1] in type(config).model_fields):
         return f"{path}: {message}"

@@ -169,6 +169,10 @@ def test_what_cannot_be_exported(here: Path, capsys: pytest.CaptureFixture[str])
     scaled = str(ROOT / "configs" / "demo_scaled" / "base.yaml")
     words = f"{scaled}: expected the folder of a run on the cluster, got a config"
     assert words in refused(capsys, scaled, "--to", "new")
+    # A shipped config's name begins like the value of its field `backend`.
+    assert refused(capsys, "scaled/minirl/n1", "--to", "new").startswith(
+        "error: scaled/minirl/n1: expected the folder of a "
+    )
     words = "--step: expected the folder of a run for it, got a config and step 2"
     assert words in refused(capsys, "tiny.yaml", "--step", "2", "--to", "new")
     assert "none.yaml: no such file" in refused(capsys, "none.yaml", "--to", "new")

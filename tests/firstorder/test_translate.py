@@ -81,3 +81,10 @@ def test_a_cluster_config_is_a_recipe_too(capsys: pytest.CaptureFixture[str]) ->
     nearest = shlex.split(next(line for line in err.splitlines() if "nearest: " in line).split("nearest: ")[1])
     code, out, _ = run(capsys, *words, *nearest)
     assert code == 0 and "actor_rollout_ref.actor.megatron.router_replay.mode=R3" in out.splitlines()
+
+
+def test_fields_may_stand_before_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in every command that takes the fields of its config as options."""
+    words = ["--algorithm.objective.eps_high", "0.3"]
+    code, out, _ = run(capsys, *words, CONFIG, "--to", "trl")
+    assert code == 0 and "epsilon_high=0.3," in out and run(capsys, CONFIG, "--to", "trl", *words)[1] == out
