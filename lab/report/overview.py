@@ -59,12 +59,14 @@ def reward_picture(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def _dashes(runs: Sequence[ReportRun]) -> str:
-    # By seed where a dash is the same seed of every treatment, else by run; hovering names the runs that are too many.
+    # By seed where each dash is one seed of every treatment, and no other dash is that seed; else by run. Hovering
+    # names the runs that are too many.
     found: dict[str, list[ReportRun]] = {}
     for run in runs:
         found.setdefault(dash(run.index, run.replicate), []).append(run)
     seeds = {line: {run.setting("seed") for run in some} for line, some in found.items()}
-    if all(len(some) == 1 and None not in some for some in seeds.values()):
+    distinct = set.union(*seeds.values())
+    if None not in distinct and sum(map(len, seeds.values())) == len(distinct) == len(seeds):
         names = {line: f"seed {some.pop()}" for line, some in seeds.items()}
     elif len(runs) <= MANY:
         names = {line: listed(run.label for run in some) for line, some in found.items()}

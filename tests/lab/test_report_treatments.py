@@ -179,6 +179,9 @@ def test_the_first_picture_says_which_dash_is_which_seed(tmp_path: Path) -> None
         ]
         picture = reward_picture(load_runs(made))
         assert picture is not None and picture.note.endswith(words) and ("dashes" in picture.note) == bool(words)
+    twice = [replace(DEMO[0], name="here"), replace(DEMO[0], name="elsewhere"), r3]
+    picture = reward_picture(load_runs([write_run(tmp_path / "twice", recipe, 3, 5) for recipe in twice]))
+    assert picture is not None and picture.note.endswith("apart (solid: here and r3; dashed: elsewhere).")
 
 
 def _dashes(figure: dict[str, Any], run: int) -> list[str]:
