@@ -108,6 +108,7 @@ def names_of(framework: str) -> set[str]:
     algorithms = [Algorithm(objective=objective) for _, objective in recipes()]
     settings = OptimizerSettings(warmup_steps=8)
     algorithms += [Algorithm(objective=PRESETS["grpo"], mode=mode, optimizer=settings) for mode in ("R2", "R3")]
+    algorithms += [Algorithm(objective=PRESETS["grpo"], num_prompts=4, num_minibatches=2, shuffle="responses")]
     translations = [FRAMEWORKS[framework](algorithm) for algorithm in algorithms]
     return {option.name for one in translations for option in [*one.recipe, *one.sizes]}
 
