@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Generator
 
-from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding_words
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Format, Rounding, RoundingStep
@@ -41,8 +41,8 @@ class ActivationPrecision(Defect):
         }
 
     @property
-    def setting(self) -> str:
-        return rounding(self)
+    def words(self) -> str:
+        return rounding_words(self, "activations")
 
     @property
     def breaks(self) -> frozenset[Link]:

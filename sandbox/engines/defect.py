@@ -49,7 +49,7 @@ class Defect(Strict, ABC):
 
     @property
     def words(self) -> str:
-        """The defect's name in reports: its kind and setting, as in `weight precision fp8_e4m3 block 128`."""
+        """The defect's name in reports: its kind and setting, as in `router noise 0.5`."""
         return f"{vars(self)['kind'].replace('_', ' ')} {self.setting}".strip()
 
     @property
@@ -86,12 +86,19 @@ def dial(value: object) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 
-def rounding(defect: Any) -> str:
-    """The setting of a rounding defect: its format, and its scale if the format has one."""
+FORMATS = {"bf16": "BF16", "fp16": "FP16", "fp8_e4m3": "FP8", "int8": "INT8", "int4": "INT4"}
+"""The names of number formats in reports."""
+
+
+def rounding_words(defect: Any, part: str) -> str:
+    """The words of a defect that rounds this part: its format, and its scale if the format has one."""
+    words = f"{FORMATS[defect.format]} {part}"
     if defect.format in ("bf16", "fp16"):
-        return defect.format
-    block = f" {defect.block_size}" if defect.scale == "block" else ""
-    return f"{defect.format} {defect.scale}{block}"
+        return words
+    if defect.scale == "unit":
+        return f"{words} without a scale"
+    block = f" of {defect.block_size}" if defect.scale == "block" else ""
+    return f"{words}, scaled per {defect.scale}{block}"
 
 
 def kept_weights(defects: Sequence[Defect], named_tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:

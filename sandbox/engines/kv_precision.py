@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Generator
 
-from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding
+from sandbox.engines.defect import BREAKS_ALL_NUMERICS, BREAKS_TRAINER, Defect, Link, rounding_words
 from sandbox.engines.rounded import Rounded
 from sandbox.kernels.numerics import Numerics
 from sandbox.kernels.rounding import Rounding, RoundingStep
@@ -47,8 +47,8 @@ class KVPrecision(Defect):
         }
 
     @property
-    def setting(self) -> str:
-        return rounding(self)
+    def words(self) -> str:
+        return rounding_words(self, "KV cache")
 
     @property
     def breaks(self) -> frozenset[Link]:

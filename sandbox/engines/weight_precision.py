@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab.hf.families import UNQUANTISED
 from lab.overflow import Fp16Overflow, overflowing
-from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding
+from sandbox.engines.defect import BREAKS_TRAINER, Defect, Link, rounding_words
 from sandbox.engines.formats import (
     amax_of_blocks,
     amax_of_rows,
@@ -74,8 +74,8 @@ class WeightPrecision(Defect):
         }
 
     @property
-    def setting(self) -> str:
-        return rounding(self)
+    def words(self) -> str:
+        return rounding_words(self, "weights")
 
     @property
     def breaks(self) -> frozenset[Link]:

@@ -16,7 +16,7 @@ from lab.verdict import judge
 FP8 = "engine: {defects: [{kind: weight_precision, format: fp8_e4m3, scale: channel}]}"
 BF16 = "engine: {defects: [{kind: kv_precision, format: bf16}]}"
 EXACT = "engine: {defects: []}"
-WORDS = {FP8: "weight precision fp8_e4m3 channel", BF16: "kv precision bf16", EXACT: "exact"}
+WORDS = {FP8: "FP8 weights, scaled per channel", BF16: "BF16 KV cache", EXACT: "exact"}
 """The words of each engine in its run's manifest."""
 
 

@@ -29,7 +29,7 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
     ),
     "engines differ in more than being exact": (
         [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, engine=BF16), Recipe("c", 0, 0, engine=EXACT)],
-        ["without a remedy under weight precision fp8_e4m3 channel", "without a remedy under kv precision bf16",
+        ["without a remedy under FP8 weights, scaled per channel", "without a remedy under BF16 KV cache",
          "with an exact engine"],
     ),
     "a weight of its own, and one put in its place": (
@@ -44,7 +44,7 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
     ),
     "a dual clip is a remedy where engines differ": (
         [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, preset="grpo_dual_clip", engine=BF16)],
-        ["without a remedy under weight precision fp8_e4m3 channel", "with a dual clip + kv precision bf16"],
+        ["without a remedy under FP8 weights, scaled per channel", "with a dual clip + BF16 KV cache"],
     ),
     "centering is a remedy, and so is a region that holds pi/mu": (
         [Recipe("a", 0, 0), Recipe("b", 0, 0, correction="null, centering: full"), Recipe("c", 0, 0, preset="vespo")],
@@ -53,7 +53,7 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
     "an exact engine beside a trainer with arithmetic of its own is none": (
         [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, engine=f"{EXACT}\ntraining: {{products: fp8_e4m3}}"),
          Recipe("c", 0, 0, engine=f"{EXACT}\ntraining: {{reduction_order: {{units: 4}}}}")],
-        ["without a remedy under weight precision fp8_e4m3 channel",
+        ["without a remedy under FP8 weights, scaled per channel",
          "without a remedy under exact (training products in fp8_e4m3)",
          "without a remedy under exact (training sums in up to 4 parts)"],
     ),
@@ -68,12 +68,12 @@ NAMES: dict[str, tuple[list[Recipe], list[str]]] = {
     ),
     "N and the engine": (
         [Recipe("a", 0, 0, engine=FP8), Recipe("b", 0, 0, engine=BF16, num_minibatches=1)],
-        ["without a remedy under weight precision fp8_e4m3 channel at N = 4",
-         "without a remedy under kv precision bf16 at N = 1"],
+        ["without a remedy under FP8 weights, scaled per channel at N = 4",
+         "without a remedy under BF16 KV cache at N = 1"],
     ),
     "most have one engine and one N": (
         [Recipe("a", 0, 0), Recipe("b", 0, 0, engine=BF16), Recipe("c", 0, 0, num_minibatches=1)],
-        ["without a remedy", "without a remedy under kv precision bf16", "without a remedy at N = 1"],
+        ["without a remedy", "without a remedy under BF16 KV cache", "without a remedy at N = 1"],
     ),
     "an exact engine is named where most are": (
         [Recipe("a", 0, 0, engine=EXACT), Recipe("b", 0, 0, engine=EXACT, mode="R3"), Recipe("c", 0, 0)],

@@ -15,7 +15,15 @@ from lab.config.load import config_hash, load, to_yaml
 from lab.records import RunFolder
 from lab.strict import ConfigError
 from sandbox.config import SandboxRun
-from sandbox.engines import KINDS, SamplingMismatch, StaleWeights, WeightPrecision
+from sandbox.engines import (
+    KINDS,
+    ActivationPrecision,
+    KVPrecision,
+    RouterNoise,
+    SamplingMismatch,
+    StaleWeights,
+    WeightPrecision,
+)
 from sandbox.measure.defect_table import NUM_STEPS, RUNGS, Bench, check_rungs
 from sandbox.run import run
 from theory.loop import global_step
@@ -191,9 +199,12 @@ def test_the_committed_page_has_every_defect():
 @pytest.mark.parametrize(
     ("defect", "words"),
     [
-        (WeightPrecision(), "weight precision fp8_e4m3 channel"),
-        (WeightPrecision(format="bf16"), "weight precision bf16"),
-        (WeightPrecision(scale="block", block_size=32), "weight precision fp8_e4m3 block 32"),
+        (WeightPrecision(), "FP8 weights, scaled per channel"),
+        (WeightPrecision(format="bf16"), "BF16 weights"),
+        (WeightPrecision(scale="block", block_size=32), "FP8 weights, scaled per block of 32"),
+        (ActivationPrecision(format="int8"), "INT8 activations, scaled per token"),
+        (KVPrecision(), "FP8 KV cache without a scale"),
+        (RouterNoise(std=0.5), "router noise 0.5"),
         (StaleWeights(versions=3), "stale weights by 3"),
         (StaleWeights(versions=3, switch_at=0.5), "stale weights by 3, newest from 0.5 on, cache kept"),
         (SamplingMismatch(top_p=0.9), "sampling mismatch top_p 0.9, raw scores"),
@@ -205,9 +216,8 @@ def test_the_report_names_a_defect_by_the_dials_that_act(defect, words):
 
 
 def test_every_dial_of_every_kind_has_words():
-    """No kind's words fail on its defaults."""
-    for kind in KINDS:
-        assert kind().words.startswith(kind.model_fields["kind"].default.replace("_", " "))
+    """No kind's words fail on its defaults, and no two kinds have the same."""
+    assert len({kind().words for kind in KINDS}) == len(KINDS)
 
 
 def test_engines_sample_problems_that_the_model_has_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
