@@ -241,7 +241,7 @@ class SandboxEngine:
 
     def drawn(self, logits_AV: Float[Tensor, "A V"], temperature: float) -> Float[Tensor, "A V"]:
         """The logits of the distribution that tokens are drawn from, in float64 for the sum over V terms."""
-        logits_AV = tempered(logits_AV.double(), temperature)
+        logits_AV = logits_AV.double() / temperature
         for defect in self.defects:
             logits_AV = defect.drawn(logits_AV)
         return logits_AV

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sandbox.engines.buffers import Buffers, PassRecorder
 
-HELD = 2**22
+HELD = 2**19
 """Bytes of logits and routes from which the log is written: no more are held, however large the vocabulary."""
 
 

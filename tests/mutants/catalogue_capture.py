@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Absent, Edit, Mutant
 
-ENGINE = "sandbox.engines.engine:SandboxEngine"
 ROLLOUTS = "sandbox.engines.rollouts:rollouts_of"
 STORE = "scaled.vllm_engine.capture:RouteStore"
 ROUTES = "scaled.vllm_engine.routes"
@@ -141,10 +140,11 @@ CAPTURE = (
         "sglang #12162",
         (
             Edit(
-                f"{ENGINE}.decode",
-                "buffers.store(recorder, active_A, positions_A)",
-                "buffers.store(recorder, active_A, positions_A)\n"
-                "    buffers.experts_BWLK[active_A, positions_A] = buffers.experts_BWLK[active_A, positions_A - 1]",
+                "sandbox.engines.buffers:Buffers.store_steps",
+                "self.experts_BWLK[rows[:, None], positions_An] = experts_nLAK.permute(2, 0, 1, 3)",
+                "self.experts_BWLK[rows[:, None], positions_An] = experts_nLAK.permute(2, 0, 1, 3)\n"
+                "    before_AnLK = self.experts_BWLK[rows[:, None], positions_An - 1]\n"
+                "    self.experts_BWLK[rows[:, None], positions_An] = before_AnLK",
             ),
         ),
         "exact_engine_is_the_trainer",
