@@ -26,10 +26,12 @@ from lab.translate import FRAMEWORKS
 from sandbox.config import SandboxRun
 from sandbox.export import tokenizer_of, write
 from sandbox.in_trl.generation import SandboxGeneration, imported
+from sandbox.kernels.numerics import EXACT
 from sandbox.model import MoE
 from sandbox.model.checkpoint import load_hf
 from sandbox.run import build_engine, initial_model, open_task
 from sandbox.training.callbacks import Evaluation
+from sandbox.training.numerics import training_numerics
 from theory.contracts import TokenScores
 from theory.divergences import discrepancy_metrics, masked_mean
 from theory.loop import StepResult
@@ -41,6 +43,11 @@ def arguments(config: SandboxRun, output: str, own: Mapping[str, Any]) -> Any:
 
     ConfigError names the parts of the recipe that TRL has no option for, and what TRL refuses.
     """
+    numerics = config.training.precision, config.training.reduction_order, config.training.products
+    if training_numerics(*numerics) is not EXACT:
+        raise ConfigError(
+            "training: expected precision fp32 in the plain order of sums, as TRL trains here, got another"
+        )
     algorithm = config.algorithm.build()
     translation = FRAMEWORKS["trl"](algorithm)
     if translation.unsaid:

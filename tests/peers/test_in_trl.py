@@ -98,6 +98,7 @@ def test_arguments_of_trl_replace_those_of_the_translation(tmp_path: Path) -> No
     ("changes", "own", "words"),
     [
         ({"algorithm__objective": "{preset: minirl}"}, {}, "TRL has no option for aggregation token_sum"),
+        ({"training__precision": "bf16"}, {}, "training: expected precision fp32"),
         ({}, {"vllm_importance_sampling_mod": 1}, "unknown argument of GRPOConfig; did you mean 'vllm_importance"),
         ({}, {"steps_per_generation": 0.5}, "GRPOConfig: "),
     ],
