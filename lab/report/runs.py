@@ -172,7 +172,7 @@ def load_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
     """The runs in the given order, under distinct names; ValueError for no folder."""
     if not folders:
         raise ValueError("expected at least one run folder, got none")
-    configs = [_config(folder) for folder in folders]
+    configs = [_config(folder) | _other_trainer(folder) for folder in folders]
     names = [str(c.get("name") or f.path.parent.name) for c, f in zip(configs, folders, strict=True)]
     seeds = [c.get("seed") for c in configs]
     # Only equal names are lengthened, by the seed first and the folder's time next.
@@ -231,6 +231,11 @@ def shared_prefix(names: Sequence[str]) -> str:
         prefix = prefix[: next((i for i, (a, b) in enumerate(zip(prefix, name, strict=False)) if a != b), len(name))]
     cut = max(prefix.rfind(mark) for mark in "-_ ") + 1
     return prefix[:cut]
+
+
+def _other_trainer(folder: RunFolder) -> dict[str, Any]:
+    """The trainer and its own settings, beside the config, of a run that this project's trainers did not make."""
+    return {key: value for key, value in folder.manifest().items() if key in ("trainer", "trainer_settings") and value}
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:

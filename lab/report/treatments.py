@@ -86,7 +86,8 @@ class Treatment:
     def is_untreated(self) -> bool:
         """Whether there is a gap, and no correction, centering, replay or dual clip."""
         own = self.objective
-        if own is None:
+        # Settings of another trainer may be a remedy that the config does not state.
+        if own is None or self.run.setting("trainer_settings"):
             return False
         # A region whose own factor holds pi/mu, such as VESPO's, corrects without a correction.
         is_corrected = own.centering != "none" or own.trust_region.weight_ratio == "none"
@@ -102,6 +103,8 @@ class Treatment:
         found = [None if self.preset == usual.preset else self.preset, self.own_correction, rejection, self.replay]
         found += ["score centering"] if self.objective and self.objective.centering != "none" else []
         found += ["a dual clip"] if self.dual_clip else []
+        if self.run.setting("trainer"):
+            found.append("another trainer" + (" and its own settings" if self.run.setting("trainer_settings") else ""))
         if engines != "same" and self.is_exact:
             found.append("an exact engine")
         elif engines == "differ" and self.run.engine != usual.engine:

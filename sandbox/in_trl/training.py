@@ -45,8 +45,9 @@ def arguments(config: SandboxRun, output: str, own: Mapping[str, Any]) -> Any:
     """
     numerics = config.training.precision, config.training.reduction_order, config.training.products
     if training_numerics(*numerics) is not EXACT:
+        given = ", ".join(f"{name} {value}" for name, value in config.training if name != "micro_batch_size")
         raise ConfigError(
-            "training: expected precision fp32 in the plain order of sums, as TRL trains here, got another"
+            f"training: expected precision fp32 in the plain order of sums, as TRL trains here, got {given}"
         )
     algorithm = config.algorithm.build()
     translation = FRAMEWORKS["trl"](algorithm)

@@ -207,3 +207,12 @@ def test_bars_of_one_colour_have_gaps(seeds: list[RunFolder]) -> None:
 
 def _is_bars(figure: dict[str, Any]) -> bool:
     return figure["data"][0]["type"] == "bar"
+
+
+def test_another_trainer_is_another_treatment(tmp_path: Path) -> None:
+    """Its own settings may be a remedy, so that such a run is not one without."""
+    made = [write_run(tmp_path, replace(DEMO[1], name=name), 3, 5) for name in ("here", "there", "masked")]
+    for folder, own in zip(made[1:], ({}, {"vllm_importance_sampling_correction": True}), strict=True):
+        folder.write_manifest(folder.manifest() | {"trainer": "GRPOTrainer of TRL 1.16.0", "trainer_settings": own})
+    words = [group.words for group in groups(load_runs(made))]
+    assert words == ["without a remedy", "with another trainer", "with another trainer and its own settings"]

@@ -17,6 +17,7 @@ import yaml
 from matplotlib.figure import Figure
 from scipy.stats import fisher_exact
 
+from lab.levels import trailing_mean
 from lab.markdown import markdown_table
 from lab.records import RunFolder
 from lab.report.style import PALETTE
@@ -127,7 +128,7 @@ def outcome() -> str:
 
 
 def _more(left: pd.DataFrame, right: pd.DataFrame) -> float:
-    """The p-value of Fisher's exact test that fewer or as many runs collapse on the left."""
+    """The one-sided p-value of Fisher's exact test: more runs collapse on the left."""
     counts = [[collapses(runs), len(runs) - collapses(runs)] for runs in (left, right)]
     return float(fisher_exact(counts, alternative="greater").pvalue)
 
@@ -153,9 +154,8 @@ def picture() -> Figure:
     return figure
 
 
-def _smooth(values: Sequence[float], window: int = 5) -> list[float]:
-    """The mean of each value and those before it, `window` at most."""
-    return [fmean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+def _smooth(values: Sequence[float]) -> list[float]:
+    return [value for _, value in trailing_mean(list(enumerate(values)), window=5)]
 
 
 def main(folders: list[str]) -> None:
