@@ -216,3 +216,6 @@ def test_another_trainer_is_another_treatment(tmp_path: Path) -> None:
         folder.write_manifest(folder.manifest() | {"trainer": "GRPOTrainer of TRL 1.16.0", "trainer_settings": own})
     words = [group.words for group in groups(load_runs(made))]
     assert words == ["without a remedy", "with another trainer", "with another trainer and its own settings"]
+    other = write_run(tmp_path, replace(DEMO[1], name="other", engine=BF16), 3, 5)
+    masked = groups(load_runs([made[2], other]))[0]
+    assert masked.preposition == "with" and masked.name.startswith("another trainer and its own settings")
