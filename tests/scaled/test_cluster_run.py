@@ -242,4 +242,4 @@ def test_a_report_shows_both_worlds(whole: RunFolder, tmp_path: Path) -> None:
     sandbox = run_sandbox(load("configs/smoke.yaml", words, {"sandbox": SandboxRun}), progress="none")
     write_report([sandbox, whole], tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()
-    assert "vLLM bf16" in page and "weight precision" in page and "smoke" in page
+    assert "vLLM bf16" in page and "FP8 weights, scaled per channel" in page and "smoke" in page
