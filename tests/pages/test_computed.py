@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.pages import (
     deep_ladder,
     drift,
     exact_answers,
+    findings,
     in_trl,
     kinds,
     league,
@@ -42,10 +44,7 @@ PAGES: dict[str, tuple[Text, Text]] = {
     "README, ledger": (ledger.PART.read, ledger.block),
     "docs/ledger.md, counts": (ledger.COUNTS.read, ledger.counts),
     "ledger": ((RESULTS / "ledger.md").read_text, ledger.page),
-    "README, border": (
-        border.PART.read,
-        lambda: border.block(file("docs/border.md")(), file("docs/border-tables.md")()),
-    ),
+    **{f"findings, {part.name}": (part.read, partial(findings.text, part)) for part in findings.PARTS},
     "border": (file("docs/border.md"), border.page),
     "league": (league.PAGE.read_text, league.page),
     "drift": (drift.PART.read, drift.block),
