@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lab.files import atomic_write
 from lab.records import RunFolder
-from lab.report.differences import Difference, differences
+from lab.report.differences import UNSET, Difference, differences
 from lab.report.figures import Figure
 from lab.report.overview import reward_picture
 from lab.report.page import page
@@ -47,10 +47,14 @@ def render(run_folders: Sequence[RunFolder], *, refresh_s: int | None = None) ->
         picture=picture,
         sections=sections,
         rules=_rules(runs),
-        differing=[[Setting.of(one, place) for one in found] for place in range(len(runs))] if found else None,
+        differing=[RunSettings.of(found, place) for place in range(len(runs))] if found else None,
         usual=[Setting(one.field, one.name, one.usual) for one in found if one.usual is not None],
         refresh_s=refresh_s,
     )
+
+
+FIRST = 6
+"""Differing fields of a run that are shown unfolded, where it has many."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,23 @@ class Setting:
         """The value of the field in the run at this place."""
         value = one.values[place]
         return Setting(one.field, one.name, None if value == one.usual else value)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """A run's differing fields but those with the usual value: the first ones, and the others, which are folded."""
+
+    first: list[Setting]
+    folded: list[Setting]
+
+    @staticmethod
+    def of(found: Sequence[Difference], place: int) -> RunSettings:
+        """Those of the run at this place; fields that a run does not have come last, such as the other world's."""
+        last = sorted(found, key=lambda one: UNSET in one.values)
+        settings = [one for one in (Setting.of(each, place) for each in last) if one.value is not None]
+        # A fold of two lines would save nothing.
+        cut = FIRST if len(settings) > FIRST + 2 else len(settings)
+        return RunSettings(settings[:cut], settings[cut:])
 
 
 def _title(runs: Sequence[ReportRun]) -> str:

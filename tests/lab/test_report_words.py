@@ -75,6 +75,21 @@ def test_any_field_that_differs_is_found(
     ]  # fmt: skip
 
 
+def test_many_differing_fields_are_folded(folders: list[RunFolder]) -> None:
+    """Of up to eight all are seen. Of more the first six are, those that every run has, and each stands once."""
+    fields = "".join(f"\nnew{i}: {i}" for i in range(7))
+    change(folders[1], "backend: sandbox", f"backend: sandbox{fields}")
+    assert "<details><summary>" not in render(folders[:2]).split('<td class="differs">', 1)[1].split("</td>")[0]
+    change(folders[1], "num_prompts: 16", "num_prompts: 17")
+    change(folders[1], "backend: sandbox", "backend: sandbox\nnew7: 7")
+    _, cell = re.findall(r'<td class="differs">(.*?)</td>', render(folders[:2]), re.DOTALL)
+    seen, folded = cell.split("<details>")
+    assert re.findall(r'title="([\w.]+)"', seen) == [
+        "algorithm.batch.num_prompts", "new7", "new0", "new1", "new2", "new3"
+    ]  # fmt: skip
+    assert re.findall(r'title="([\w.]+)"', folded) == ["new4", "new5", "new6"] and "<summary>3 more<" in folded
+
+
 def test_a_column_of_its_own_tells_what_it_tells(folders: list[RunFolder]) -> None:
     """Replay, preset and N are not said twice; a setting that the engine's words leave out is said."""
     change(folders[1], "mode: none", "mode: R3")

@@ -1,4 +1,4 @@
-"""What was found: docs/findings.md, and the README's lines of it, from the pages of the border study and the ledger.
+"""The findings: docs/findings.md, and the README's lines of it, from the border study's pages and the ledger.
 
 `python -m tests.pages.findings` writes them, after `tests.pages.ledger` and `tests.pages.border`.
 """
@@ -114,7 +114,7 @@ def _indented(item: str) -> str:
 
 
 def remedies(of: Counts, verdicts: Mapping[int, str]) -> str:
-    """Which remedies prevent collapses, and where they do not."""
+    """The remedies that prevent collapses, and where they do not."""
     table = [(name, clipped, of.never[name]) for name, clipped in of.clipped.items()]
     claims = _counted(verdicts, (46, 52, 55, 59, 60, 62, 63, 64, 66))
     return (
@@ -130,7 +130,7 @@ def remedies(of: Counts, verdicts: Mapping[int, str]) -> str:
 
 
 def border(of: Counts) -> str:
-    """Where half of the runs collapse, and at which learning rate."""
+    """The number at which half of the runs collapse, and its learning rate."""
     return paragraph(
         f"Half of the runs without a remedy collapse at KL x N = {of.border}, where KL is that between the engines",
         f"before training. {of.dual_border}. The number holds at its learning rate, {of.rate}, alone: at half of it",
