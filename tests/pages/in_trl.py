@@ -15,19 +15,20 @@ from typing import Any
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
-from scipy.stats import fisher_exact
+from scipy.stats import fisher_exact, ttest_1samp
 
 from lab.levels import trailing_mean
 from lab.markdown import markdown_table
 from lab.records import RunFolder
 from lab.report.style import PALETTE
 from sandbox.border.pictures import svg
+from sandbox.border.study import paragraph
 from sandbox.ledger.statistics import holm
 from tests.pages.study import ROOT, Part
 
 FILE = ROOT / "results/in_trl.jsonl"
 PAGE, PICTURE = ROOT / "docs/in-trl.md", ROOT / "docs/images/in-trl.svg"
-TABLE, OUTCOME = Part(PAGE, "runs"), Part(PAGE, "predictions")
+TABLE, OUTCOME, DIFFERENCE = (Part(PAGE, name) for name in ("runs", "predictions", "difference"))
 
 ARMS = {
     "none": "no remedy",
@@ -127,6 +128,20 @@ def outcome() -> str:
     )
 
 
+def difference() -> str:
+    """TRL's accuracy over the run less the sandbox's with an exact engine, paired by seed, and whether it is chance."""
+    runs = kept()
+    theirs, ours = (of(runs, "exact", trainer).accuracy for trainer in TRAINERS)  # by seed
+    gap = (theirs - ours).to_numpy()
+    test = ttest_1samp(gap, 0.0)
+    low, high = test.confidence_interval()
+    words = "which chance alone would explain" if low < 0.0 < high else "which chance alone does not explain"
+    return paragraph(
+        f"With an exact engine TRL's accuracy over the run differs from the sandbox's by {gap.mean():.3f} (paired by",
+        f"seed, 95% from {low:.3f} to {high:.3f}, p = {test.pvalue:.2f}), {words}.",
+    )
+
+
 def _more(left: pd.DataFrame, right: pd.DataFrame) -> float:
     """The one-sided p-value of Fisher's exact test: more runs collapse on the left."""
     counts = [[collapses(runs), len(runs) - collapses(runs)] for runs in (left, right)]
@@ -166,6 +181,7 @@ def main(folders: list[str]) -> None:
         frame.to_json(FILE, orient="records", lines=True)
     TABLE.write(table())
     OUTCOME.write(outcome())
+    DIFFERENCE.write(difference())
     PICTURE.write_text(svg(picture()), encoding="utf-8")
 
 

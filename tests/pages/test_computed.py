@@ -59,6 +59,7 @@ PAGES: dict[str, tuple[Text, Text]] = {
     "simulation": (simulation.PART.read, simulation.page),
     "in TRL, runs": (in_trl.TABLE.read, in_trl.table),
     "in TRL, predictions": (in_trl.OUTCOME.read, in_trl.outcome),
+    "in TRL, difference": (in_trl.DIFFERENCE.read, in_trl.difference),
     "on GPU, runs": (on_gpu.RUNS.read, on_gpu.runs),
     "on GPU, ladder": (on_gpu.LADDER.read, on_gpu.ladder),
     "on GPU, deep ladder": (deep_ladder.LADDER.read, deep_ladder.ladder),
