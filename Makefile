@@ -78,7 +78,8 @@ test-scaled: $(VENV)/.installed-dev $(VENV)/.installed-scaled  ## the cluster wo
 	  $(ALONE:%='pytest %') \
 	  'pyright --project scaled/pyrightconfig.json --pythonpath $(BIN)/python' | xargs -P $$(($(JOBS) + 1)) -L 1 $(BIN)/python -m
 
-test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's and TRL's own, and runs in TRL
+# slime is in no package registry: its tests need a checkout on PYTHONPATH, and Megatron-core, which `make test-scaled` installs.
+test-peers: $(VENV)/.installed-dev  ## our losses, weights and advantages beside verl's, TRL's and slime's own, and runs in TRL
 	$(BIN)/python -m pip install --no-deps verl==0.9.1 trl==1.16.0 accelerate==1.15.0
 	$(BIN)/python -m pytest tests/peers
 

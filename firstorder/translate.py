@@ -20,6 +20,7 @@ class Framework(StrEnum):
 
     verl = "verl"
     trl = "trl"
+    slime = "slime"
 
 
 INCOMPLETE = 3
@@ -42,10 +43,11 @@ def translate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print the recipe of CONFIG as options of verl or TRL: objective, corrections and replay, with the same gradient.
+    """Print the recipe of CONFIG as options of verl, TRL or slime, under which their loss has the same gradient.
 
-    Options are printed for copying: overrides of verl.trainer.main_ppo, or arguments of trl.GRPOConfig. If a part of
-    the recipe has no option there, none is printed, stderr says which part and why, and the exit code is 3. The
+    The recipe is objective, corrections and replay. Options are printed for copying: overrides of
+    verl.trainer.main_ppo, arguments of trl.GRPOConfig, or words for slime's train.py. If a part of the recipe has no
+    option there, none is printed, stderr says which part and why, and the exit code is 3. The
     config's own fields can be set here, as in `firstorder train`.
 
     \b
@@ -76,9 +78,11 @@ def translate(
 
 
 def _lines(framework: Framework, options: list[Option]) -> list[str]:
-    """The options as they are typed: Hydra's for verl, Python's for TRL."""
+    """The options as they are typed: Hydra's for verl, Python's for TRL, argparse's for slime."""
     if framework is Framework.verl:
         return [f"{option.name}={_hydra(option.value)}" for option in options]
+    if framework is Framework.slime:
+        return [f"--{option.name}" + ("" if option.value is True else f" {option.value}") for option in options]
     return [f"{option.name}={option.value!r}," for option in options]
 
 

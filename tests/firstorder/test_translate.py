@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from argparse import ArgumentParser
 from typing import Any
 
 import pytest
@@ -52,6 +53,19 @@ def test_python_reads_trls_options(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, CONFIG, "--to", "trl", "--sizes")
     assert code == 0
     assert eval(f"dict({out})") == meant("trl")
+
+
+def test_a_shell_passes_slimes_options_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Words for argparse: a name and its value, or a flag alone."""
+    override = ["--algorithm.objective.advantage", "group_mean"]
+    code, out, err = run(capsys, CONFIG, "--to", "slime", "--sizes", *override)
+    expected = meant("slime", *override)
+    parser = ArgumentParser()
+    for name, value in expected.items():
+        parser.add_argument(f"--{name}", **({"action": "store_true"} if value is True else {"type": type(value)}))
+    assert code == 0 and "arguments of train.py" in err
+    assert vars(parser.parse_args(shlex.split(out))) == {k.replace("-", "_"): v for k, v in expected.items()}
+    assert expected["disable-grpo-std-normalization"] is True
 
 
 def test_sizes_are_left_out_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import pytest
 
 from lab.translate import FRAMEWORKS
+from lab.translate.slime import ICEPOP
 from theory.algorithm import Algorithm, OptimizerSettings, Oversampling
 from theory.objectives import PRESETS, Objective, correction, preset
 
-BOTH = tuple(FRAMEWORKS)
+ALL = tuple(FRAMEWORKS)
 ACTOR, ROLLOUT, FIX = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 TRL_FIX = "vllm_importance_sampling"
 
@@ -85,6 +86,29 @@ def test_dapo_with_a_weight_in_trl() -> None:
     }
 
 
+def test_dapo_with_a_weight_under_replay_in_slime() -> None:
+    """The same for slime, whose flags have the value True."""
+    dapo = preset("grpo_dapo", correction=correction("token_tis", cap=2.0), kl_coefficient=0.01)
+    assert recipe("slime", dapo, mode="R3", temperature=0.6) == {
+        "advantage-estimator": "grpo",
+        "eps-clip": 0.2,
+        "eps-clip-high": 0.27,
+        "calculate-per-token-loss": True,
+        "use-tis": True,
+        "tis-clip": 2.0,
+        "tis-clip-low": 0.0,
+        "use-kl-loss": True,
+        "kl-loss-coef": 0.01,
+        "kl-loss-type": "k3",
+        "entropy-coef": 0.0,
+        "use-rollout-routing-replay": True,
+        "rollout-temperature": 0.6,
+        "rollout-top-p": 1.0,
+        "rollout-top-k": -1,
+    }
+    assert "use-routing-replay" in recipe("slime", dapo, mode="R2")
+
+
 def test_r2_records_nothing_in_the_engine() -> None:
     """verl's R2 replays the trainer's own routes."""
     found = recipe("verl", PRESETS["grpo"], mode="R2")
@@ -99,6 +123,7 @@ def test_an_infinite_bound_never_binds() -> None:
         found = recipe("verl", free)
         assert (found[f"{ACTOR}.clip_ratio_high"], found[f"{FIX}.rollout_is_threshold"]) == (1e9, 1e9)
         assert recipe("trl", free)[f"{TRL_FIX}_clip_max"] is None
+        assert recipe("slime", free)["tis-clip"] == 1e9
 
 
 def test_cispos_bound_is_on_the_ratio_in_trl() -> None:
@@ -113,6 +138,8 @@ def test_icepop_has_both_bounds_in_one_string_in_verl() -> None:
     assert recipe("verl", icepop)[f"{FIX}.rollout_is_threshold"] == "0.5_5"
     found = recipe("trl", icepop)
     assert [found[f"{TRL_FIX}_{name}"] for name in ("mode", "clip_min", "clip_max")] == ["token_mask", 0.5, 5]
+    found = recipe("slime", icepop)
+    assert [found["tis-clip-low"], found["tis-clip"]] == [0.5, 5] and found["custom-tis-function-path"] == ICEPOP
 
 
 def test_a_rejection_is_named_and_its_nearest_option_given() -> None:
@@ -136,7 +163,7 @@ def test_minirl_is_one_weight_away_from_verl() -> None:
     assert recipe("verl", nearest)[f"{ACTOR}.loss_agg_mode"] == "seq-mean-token-sum"
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize("framework", ALL)
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
@@ -176,6 +203,13 @@ def test_a_part_without_an_option_is_named(framework: str, changes: dict[str, An
         ("verl", preset("gmpo", correction="token_tis"), "gmpo with a weight per token"),
         ("verl", preset("grpo", correction="prefix_tis"), "correction prefix_tis"),
         ("verl", preset("grpo", correction="token_k2"), "rejection token_k2"),
+        ("slime", preset("dr_grpo"), "aggregation token_sum"),
+        ("slime", preset("grpo", advantage="leave_one_out"), "advantage leave_one_out"),
+        ("slime", preset("sapo"), "trust region soft_gate on the ratio token"),
+        ("slime", preset("grpo", correction="seq_tis"), "correction seq_tis"),
+        ("slime", preset("grpo", correction="geo_rs"), "a rejection"),
+        ("slime", preset("grpo", correction="token_tis", normalise_weights=True), "normalise_weights"),
+        ("slime", preset("gspo", ratio="sequence_geometric_token", correction="token_tis"), "GSPO-token with a weight"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
@@ -184,7 +218,7 @@ def test_combinations_that_differ_are_named(framework: str, objective: Objective
     assert parts(framework, objective) == [part]
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize("framework", ALL)
 def test_sizes_are_the_algorithms(framework: str) -> None:
     """P, G, N, lengths and AdamW, each in the framework's unit."""
     settings = OptimizerSettings(learning_rate=2e-6, betas=(0.9, 0.98), weight_decay=0.05, max_grad_norm=0.5)
@@ -203,6 +237,11 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
         assert [sizes[f"{ROLLOUT}.n"], sizes["data.max_response_length"]] == [4, 100]
         optimizer = {name: sizes[f"{ACTOR}.optim.{name}"] for name in ("lr", "betas", "weight_decay", "clip_grad")}
         assert optimizer == {"lr": 2e-6, "betas": [0.9, 0.98], "weight_decay": 0.05, "clip_grad": 0.5}
+    elif framework == "slime":
+        assert [sizes["rollout-batch-size"], sizes["n-samples-per-prompt"]] == [24, 4]  # in prompts
+        names = ("rollout-max-response-len", "lr", "adam-beta1", "adam-beta2", "weight-decay", "clip-grad")
+        assert [sizes[name] for name in names] == [100, 2e-6, 0.9, 0.98, 0.05, 0.5]
+        assert sizes["num-steps-per-rollout"] == 3 and any("weight decay" in note for note in found.notes)
     else:
         assert [sizes["generation_batch_size"], sizes["num_generations"]] == [96, 4]  # in responses
         names = ("max_completion_length", "learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm")
@@ -219,7 +258,7 @@ def test_sizes_are_the_algorithms(framework: str) -> None:
     assert any("arm" in line and "8" in line for line in said)
 
 
-@pytest.mark.parametrize("framework", BOTH)
+@pytest.mark.parametrize("framework", ["verl", "trl"])
 def test_whole_groups_in_mini_batches(framework: str) -> None:
     """Both frameworks scatter groups over mini-batches: TRL always, verl unless its balancing is off."""
     notes = {
@@ -230,6 +269,15 @@ def test_whole_groups_in_mini_batches(framework: str) -> None:
     assert len(notes["groups"]) == 1 and notes["responses"] == []
     on_policy = Algorithm(objective=PRESETS["grpo"], shuffle="groups")
     assert not any("groups whole" in note for note in FRAMEWORKS[framework](on_policy).notes)
+
+
+@pytest.mark.parametrize(("shuffle", "num_notes"), [("groups", 0), ("responses", 1)])
+def test_slime_keeps_groups_whole(shuffle: Literal["groups", "responses"], num_notes: int) -> None:
+    """It cuts a rollout into mini-batches in its own order."""
+    notes = FRAMEWORKS["slime"](
+        Algorithm(objective=PRESETS["grpo"], num_prompts=4, num_minibatches=2, shuffle=shuffle)
+    ).notes
+    assert sum("whole groups" in note for note in notes) == num_notes
 
 
 @pytest.mark.parametrize("shuffle", ["groups", "responses"])

@@ -67,7 +67,8 @@ INTRO = """# Remedies by framework
 [The doctor](../doctor.md) names a cause. This page says which option of verl, slime, miles, TRL, NeMo-RL, prime-rl or
 SkyRL is the remedy, and which of the metrics that they log is which of our figures.
 
-`firstorder translate` prints a whole recipe as options of verl or TRL ([Translate a recipe](translate-a-recipe.md)).
+`firstorder translate` prints a whole recipe as options of verl, TRL or slime
+([Translate a recipe](translate-a-recipe.md)).
 
 The options were read in the source of each framework at the commit below, and the line of the source that names each
 is kept (`tests/pages/framework_options.jsonl`). Nothing was run with these frameworks for this page, and other releases

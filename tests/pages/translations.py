@@ -11,7 +11,7 @@ from theory.algorithm import Algorithm
 from theory.objectives import PRESETS, Objective, correction, preset
 from theory.objectives.corrections import CORRECTIONS
 
-TITLES = ("verl", "TRL")
+TITLES = ("verl", "TRL", "slime")
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "translate-a-recipe.md"
 
 

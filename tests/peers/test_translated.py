@@ -1,4 +1,4 @@
-"""A translated recipe has the gradient of ours under verl's and TRL's own code, and every option is one of theirs."""
+"""A translated recipe has the gradient of ours under each framework's own code, and every option is one of theirs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from lab.translate import FRAMEWORKS, Translation
-from tests.peers import trl_code, verl_code
-from tests.peers.translated import by_trl, by_verl, recipes
+from tests.peers import slime_code, trl_code, verl_code
+from tests.peers.translated import by_slime, by_trl, by_verl, recipes
 from tests.theory.objective_batches import Batch, make_batch
+from theory.advantages import ADVANTAGES
 from theory.algorithm import Algorithm, OptimizerSettings
 from theory.objectives import PRESETS, Objective
 
@@ -103,6 +104,23 @@ def test_a_recipe_in_trls_words_has_its_gradient() -> None:
     assert found.total() > 100
 
 
+@slime_code.needs_slime
+def test_a_recipe_in_slimes_words_has_its_gradient() -> None:
+    """The same for slime."""
+    found = require_whole("slime", by_slime)
+    assert {"grpo", "grpo_dapo", "grpo_dual_clip", "minirl_no_is", "ppo", "cispo", "gspo"} <= set(found)
+    assert found.total() > 200
+
+
+@slime_code.needs_slime
+def test_slimes_advantages_are_ours() -> None:
+    """The rewards that it hands on, with and without its flag; all equal rewards among them."""
+    rewards_PG = torch.tensor([[0.0, 1.0, 1.0, 0.0], [0.5, 0.25, -1.0, 3.0], [1.0, 1.0, 1.0, 1.0]])
+    for name, is_scaled in (("group_norm", True), ("group_mean", False)):
+        theirs = slime_code.advantages(rewards_PG, is_scaled)
+        torch.testing.assert_close(theirs, ADVANTAGES[name](rewards_PG).float().double(), rtol=1e-6, atol=1e-6)
+
+
 def names_of(framework: str) -> set[str]:
     """The options that any preset and replay mode gets."""
     algorithms = [Algorithm(objective=objective) for _, objective in recipes()]
@@ -127,6 +145,12 @@ def test_every_option_is_in_verls_own_config() -> None:
     assert spec is not None and spec.submodule_search_locations
     file = Path(spec.submodule_search_locations[0]) / "trainer" / "config" / "_generated_ppo_megatron_trainer.yaml"
     assert names_of("verl") <= set(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+
+
+@slime_code.needs_slime
+def test_every_option_is_an_argument_of_slime() -> None:
+    """Of its own parser, of Megatron's optimizer, or one that its scheduler reads."""
+    assert names_of("slime") <= slime_code.arguments()
 
 
 @trl_code.needs_trl

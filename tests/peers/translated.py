@@ -1,4 +1,4 @@
-"""The gradients of verl's and TRL's own losses under the options of a translation."""
+"""The gradients of verl's, TRL's and slime's own losses under the options of a translation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lab.translate import Translation
-from tests.peers import trl_code
+from tests.peers import slime_code, trl_code
 from tests.peers.cases import Code
 from tests.peers.verl_code import Config
 from tests.theory.objective_batches import Batch
@@ -113,4 +113,12 @@ def by_trl(batch: Batch, translation: Translation, ref: Tensor) -> Tensor:
     return -torch.autograd.grad(loss, pi)[0]
 
 
-__all__ = ["by_trl", "by_verl", "recipes"]
+def by_slime(batch: Batch, translation: Translation, ref: Tensor) -> Tensor:
+    """The gradient that slime climbs, by its own loss function with its own weights, denominators and KL loss."""
+    given = {option.name.replace("-", "_"): option.value for option in translation.recipe}
+    pi = batch.pi.clone().requires_grad_()
+    loss = slime_code.loss(pi, batch.old, batch.mu, batch.advantages, batch.mask, ref, **given)
+    return -torch.autograd.grad(loss, pi)[0]
+
+
+__all__ = ["by_slime", "by_trl", "by_verl", "recipes"]
