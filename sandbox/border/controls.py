@@ -27,7 +27,7 @@ WORDS = """## Is it routing, or any gap?
 
 Not all gaps come from routers. Noise on the next-token logits and INT4 weights (an error that is never redrawn) have
 controls of nearly one KL with router noise; an exact engine with the previous rollout's weights makes no error at all,
-and has a KL from the second rollout on (claims 41 and 49). Collapsed runs at N = 8, and the mean accuracy over the run:
+and has a KL from the second rollout on (claims 49 and 69). Collapsed runs at N = 8, and the mean accuracy over the run:
 """
 
 
