@@ -11,6 +11,12 @@ from pydantic import Field, model_serializer, model_validator
 from lab.strict import Strict
 
 
+def _stage_layers(place: str) -> Any:
+    """A field of Megatron's name, left out of dumps at its default, so that older configs keep their hashes."""
+    said = f"decoder layers of the {place} stage, where stages are unequal; null: an equal share"
+    return Field(default=None, ge=1, exclude_if=lambda number: number is None, description=said)
+
+
 class TrainingBlock(Strict):
     """Megatron-core: the number of ranks, how they split the model, and their precision."""
 
@@ -22,6 +28,8 @@ class TrainingBlock(Strict):
     )
     pipeline_parallel: int = Field(default=1, ge=1, description="PP, stages")
     virtual_pipeline: int = Field(default=1, ge=1, description="VPP, model chunks per stage (interleaved 1F1B)")
+    num_layers_in_first_pipeline_stage: int | None = _stage_layers("first")
+    num_layers_in_last_pipeline_stage: int | None = _stage_layers("last")
     expert_parallel: int = Field(default=1, ge=1, description="EP, ranks that share one set of experts")
     expert_tensor_parallel: int = Field(default=1, ge=1, description="ETP, ranks that share one expert")
     precision: Literal["fp32", "bf16"] = Field(
@@ -72,6 +80,10 @@ class TrainingBlock(Strict):
             )
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise ValueError(f"virtual_pipeline: expected 1 where pipeline_parallel is 1, got {self.virtual_pipeline}")
+        for place, number in zip(("first", "last"), self.uneven_stages, strict=True):
+            if number is not None and self.pipeline_parallel == 1:
+                field = f"num_layers_in_{place}_pipeline_stage"
+                raise ValueError(f"{field}: expected null where pipeline_parallel is 1, got {number}")
         return self
 
     @model_validator(mode="after")
@@ -99,6 +111,11 @@ class TrainingBlock(Strict):
                 f"model's own), got {self.precision}"
             )
         return self
+
+    @property
+    def uneven_stages(self) -> tuple[int | None, int | None]:
+        """The decoder layers of the first and of the last stage; None for an equal share."""
+        return self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage
 
     @property
     def data_parallel(self) -> int:

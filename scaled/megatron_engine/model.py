@@ -110,6 +110,8 @@ def _parallel_fields(training: TrainingBlock) -> dict[str, Any]:
     }[training.recompute]
     return {
         **parallel.group_sizes(training),
+        "num_layers_in_first_pipeline_stage": training.num_layers_in_first_pipeline_stage,
+        "num_layers_in_last_pipeline_stage": training.num_layers_in_last_pipeline_stage,
         "sequence_parallel": training.tensor_parallel > 1,
         # Under a token budget widths differ between micro-batches, so stages first send each other the shapes.
         "variable_seq_lengths": training.max_tokens_per_micro_batch is not None and training.pipeline_parallel > 1,

@@ -128,7 +128,6 @@ def context_positions(width: int, cp_size: int) -> Int[Tensor, "C Q"]:
 def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
     """ValueError, naming the field to change, where the layout does not divide the model."""
     tp, etp, ep = training.tensor_parallel, training.expert_tensor_parallel, training.expert_parallel
-    stages = training.pipeline_parallel * training.virtual_pipeline
     rows = [
         ("tensor_parallel", tp, "attention heads", shape.num_heads),
         ("tensor_parallel", tp, "key-value heads", shape.num_kv_heads),
@@ -137,20 +136,66 @@ def check_layout(shape: ModelShape, training: TrainingBlock) -> None:
         ("tensor_parallel", tp, "shared-expert hidden units", shape.shared_expert_size),
         ("expert_parallel", ep, "experts", shape.num_experts),
         ("expert_tensor_parallel", etp, "hidden units of an expert", shape.expert_size),
-        ("pipeline_parallel x training.virtual_pipeline", stages, "decoder layers", shape.num_layers),
     ]
     for field, size, what, number in rows:
         if number % size:
             raise ValueError(f"training.{field}: expected a divisor of {number} {what}, got {size}")
+    _check_stages(training, shape.num_layers)
+
+
+def _check_stages(training: TrainingBlock, num_layers: int) -> None:
+    """ValueError, naming the field, where Megatron could not deal the decoder layers out."""
+    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
+    if training.uneven_stages == (None, None):
+        if num_layers % (pp * vpp):
+            smaller = smaller_last_stage(num_layers, pp) if vpp == 1 else None
+            hint = f", or {smaller} layers in training.num_layers_in_last_pipeline_stage" if smaller else ""
+            raise ValueError(
+                f"training.pipeline_parallel x training.virtual_pipeline: expected a divisor of {num_layers} decoder "
+                f"layers{hint}, got {pp * vpp}"
+            )
+        return
+    fixed = {place: n for place, n in zip(("first", "last"), training.uneven_stages, strict=True) if n is not None}
+    for place, number in fixed.items():
+        if number % vpp:
+            field = f"training.num_layers_in_{place}_pipeline_stage"
+            raise ValueError(f"{field}: expected a multiple of training.virtual_pipeline {vpp}, got {number}")
+    left, others = num_layers - sum(fixed.values()), pp - len(fixed)
+    if others == 0 and vpp > 1:  # Megatron-core 0.16 divides by the number of other stages
+        raise ValueError(
+            f"training.num_layers_in_first_pipeline_stage: expected null with two stages of {vpp} chunks, whose last "
+            f"one has {fixed['last']}, got {fixed['first']}"
+        )
+    if (left != 0) if others == 0 else (left <= 0 or left % (others * vpp)):
+        wanted = f"a multiple of {others * vpp}" if others else "none"
+        raise ValueError(
+            f"training.num_layers_in_{[*fixed][-1]}_pipeline_stage: expected to leave {wanted} of {num_layers} decoder "
+            f"layers to {others} other stages, got {' + '.join(map(str, fixed.values()))}, which leaves {left}"
+        )
+
+
+def smaller_last_stage(num_layers: int, num_stages: int) -> int | None:
+    """The layers of a last stage that is as little smaller as possible than the others, which are equal; None where
+    all are equal, and where no layer would be left for it."""
+    others = -(-num_layers // num_stages)
+    left = num_layers - (num_stages - 1) * others
+    return left if 0 < left < others else None
+
+
+def stage_sizes(training: TrainingBlock, num_layers: int) -> tuple[int, ...]:
+    """The number of decoder layers of each pipeline stage, of all its chunks, where `check_layout` raises nothing."""
+    first, last = ([] if number is None else [number] for number in training.uneven_stages)
+    others = training.pipeline_parallel - len(first + last)
+    each = (num_layers - sum(first + last)) // others if others else 0
+    return (*first, *[each] * others, *last)
 
 
 def layers_of(training: TrainingBlock, num_layers: int, pp_rank: int) -> tuple[tuple[int, ...], ...]:
     """The decoder layers, from 0, of each model chunk of a pipeline stage (interleaved: chunk v of stage p is the
-    (v x PP + p)-th of the PP x VPP equal runs of layers)."""
-    pp, vpp = training.pipeline_parallel, training.virtual_pipeline
-    size = num_layers // (pp * vpp)
-    starts = [(v * pp + pp_rank) * size for v in range(vpp)]
-    return tuple(tuple(range(start, start + size)) for start in starts)
+    (v x PP + p)-th of the PP x VPP runs of layers)."""
+    chunks = [size // training.virtual_pipeline for size in stage_sizes(training, num_layers)]
+    starts = [v * sum(chunks) + sum(chunks[:pp_rank]) for v in range(training.virtual_pipeline)]
+    return tuple(tuple(range(start, start + chunks[pp_rank])) for start in starts)
 
 
 def initialize(training: TrainingBlock, rank: int, world_size: int, store: Store) -> None:
@@ -254,4 +299,13 @@ def layout(training: TrainingBlock, num_layers: int) -> Layout:
     )
 
 
-__all__ = ["Layout", "check_layout", "initialize", "layers_of", "layout", "shutdown"]
+__all__ = [
+    "Layout",
+    "check_layout",
+    "initialize",
+    "layers_of",
+    "layout",
+    "shutdown",
+    "smaller_last_stage",
+    "stage_sizes",
+]

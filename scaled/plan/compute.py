@@ -217,7 +217,9 @@ def step_compute(
     S, widest = lengths_of(config, mean_tokens, longest_tokens)
     made = passes.passes(config, shape, S, widest)
     rollout_s = rollout_seconds(config, shape, gpu, S, widest)
-    training_s = passes.training_seconds(config.training, gpu, made.score_flops + made.update_flops, made.num_micro)
+    training_s = passes.training_seconds(
+        config.training, shape.num_layers, gpu, made.score_flops + made.update_flops, made.num_micro
+    )
     push_s, turn_s = push_seconds(config, shape, S), turn_seconds(config, shape)
     step_s = together_seconds(config, rollout_s, training_s) + push_s + turn_s
     gpus = config.cluster.num_nodes * config.cluster.gpus_per_node

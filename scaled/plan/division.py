@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import contextlib
 
+from lab.doctor.words import counted
 from lab.hf import ModelShape
 from lab.strict import ConfigError
-from scaled.config import ScaledRun
+from scaled.config import ScaledRun, TrainingBlock
 from scaled.megatron_engine.parallel import check_layout
 from scaled.units import shares, unit_of
 from scaled.vllm_engine.quantize import check_precision
+
+
+def pipeline_words(training: TrainingBlock) -> str:
+    """The pipeline in a few words, with the layers of the stages that are unequal to the others."""
+    places = zip(("first", "last"), training.uneven_stages, strict=True)
+    uneven = [f"{place} {counted(number, 'layer')}" for place, number in places if number is not None]
+    return f"PP {training.pipeline_parallel}" + (f" ({', '.join(uneven)})" if uneven else "")
 
 
 def check_divides(config: ScaledRun, shape: ModelShape) -> None:

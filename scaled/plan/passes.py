@@ -17,6 +17,7 @@ from scipy.optimize import root_scalar
 from lab.hf import ModelShape
 from scaled.config import ScaledRun, TrainingBlock
 from scaled.megatron_engine.micro_batches import Slot, arrange
+from scaled.megatron_engine.parallel import stage_sizes
 from scaled.plan import flops
 from scaled.plan.hardware import Gpu
 
@@ -115,15 +116,17 @@ def _forward(shape: ModelShape, slot: Slot) -> float:
     return slot.num_positions // slot.width * flops.forward_flops(shape, slot.width)
 
 
-def training_seconds(training: TrainingBlock, gpu: Gpu, num_flops: float, num_micro: int) -> float:
+def training_seconds(training: TrainingBlock, num_layers: int, gpu: Gpu, num_flops: float, num_micro: int) -> float:
     """Seconds of score and gradient passes: flops / (ranks x peak x efficiency), and the pipeline's bubble.
 
-    The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2).
+    The bubble is 1 + (PP - 1) / (M VPP) (Narayanan et al., arXiv 2104.04473, sec. 2.2). The stage with the most layers
+    sets the pace of stages that are unequal: the factor is PP x its layers / all layers.
     """
     pp, vpp = training.pipeline_parallel, training.virtual_pipeline
     # For all passes that of an update: an upper bound, as with N > 1 the old pass has more micro-batches.
     bubble = 1 + (pp - 1) / (num_micro * vpp)
-    return bubble * num_flops / (training.num_ranks * peak_tflops(training, gpu) * 1e12 * TRAINING_EFFICIENCY)
+    pace = pp * max(stage_sizes(training, num_layers)) / num_layers
+    return pace * bubble * num_flops / (training.num_ranks * peak_tflops(training, gpu) * 1e12 * TRAINING_EFFICIENCY)
 
 
 def peak_tflops(training: TrainingBlock, gpu: Gpu) -> float:

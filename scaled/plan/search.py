@@ -20,12 +20,14 @@ import pydantic
 from lab.hf import ModelShape
 from lab.strict import ConfigError
 from scaled.config import ScaledRun
+from scaled.megatron_engine.parallel import smaller_last_stage
 from scaled.plan import compute, division, engine_memory, feasibility, host_memory, memory, passes
 from scaled.plan.feasibility import with_fields
 from scaled.plan.hardware import Gpu
 from scaled.plan.memory import GIB
 from scaled.plan.waits import longest_wait
 
+LAST = "num_layers_in_last_pipeline_stage"
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of a colocated GPU for vLLM that are tried."""
 
@@ -54,6 +56,8 @@ class FittingLayout:
             for name in ("num_ranks", "tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline",
                          "expert_parallel", "expert_tensor_parallel", "recompute")
         }  # fmt: skip
+        if training.num_layers_in_last_pipeline_stage is not None:
+            fields[f"training.{LAST}"] = training.num_layers_in_last_pipeline_stage
         fields["training.offload"] = "null" if training.offload is None else f"'[{', '.join(training.offload)}]'"
         for name in ("num_engines", "tensor_parallel", "max_num_seqs", "gpu_memory_utilization"):
             fields[f"rollout.{name}"] = getattr(rollout, name)
@@ -99,14 +103,21 @@ class _Engines:
 def search(
     config: ScaledRun, shape: ModelShape, gpu: Gpu, mean_tokens: int | None = None, longest_tokens: int | None = None
 ) -> Search:
-    """Every layout of the config's GPUs. Raises ValueError for lengths that are not possible."""
+    """Every layout of the config's GPUs. Raises ValueError for lengths that are not possible.
+
+    Where the layers do not divide, the last stage has fewer, as few as leave all others equal.
+    """
+    for place, number in zip(("first", "last"), config.training.uneven_stages, strict=True):
+        if number is not None:
+            field = f"training.num_layers_in_{place}_pipeline_stage"
+            raise ConfigError(f"{field}: expected null with --search, which tries layouts of its own, got {number}")
     lengths = compute.lengths_of(config, mean_tokens, longest_tokens)
     tally = _Tally()
     seconds: dict[tuple[Any, ...], float] = {}
     found = []
     for placement, ranks, gpus in _splits(config):
         engines = list(_engines(config, shape, gpu, placement, gpus, lengths))
-        for one in _layouts(config, placement, ranks, tally):
+        for one in _layouts(config, shape, placement, ranks, tally):
             try:
                 division.check_divides(one, shape)
                 placed = _placed(one, engines)
@@ -127,7 +138,7 @@ def search(
             if key not in seconds:
                 made = passes.passes(one, shape, *lengths)
                 total = made.score_flops + made.update_flops
-                seconds[key] = passes.training_seconds(training, gpu, total, made.num_micro)
+                seconds[key] = passes.training_seconds(training, shape.num_layers, gpu, total, made.num_micro)
             whole = with_fields(one, "rollout", **fitting.rollout)
             found.append(_found(whole, shape, fitting, seconds[key], lengths[0]))
     found.sort(key=_order)
@@ -145,7 +156,7 @@ def _splits(config: ScaledRun) -> Iterator[tuple[str, int, int]]:
         yield "separate", ranks, all_gpus - ranks
 
 
-def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> Iterator[ScaledRun]:
+def _layouts(config: ScaledRun, shape: ModelShape, placement: str, ranks: int, tally: _Tally) -> Iterator[ScaledRun]:
     offloads = (None, ("gradients", "optimizer")) if placement == "colocated" else (None,)
     raw = config.model_dump()
     raw["cluster"]["placement"] = placement
@@ -161,7 +172,7 @@ def _layouts(config: ScaledRun, placement: str, ranks: int, tally: _Tally) -> It
         raw["training"] |= {
             "num_ranks": ranks, "tensor_parallel": tp, "context_parallel": cp, "pipeline_parallel": pp,
             "virtual_pipeline": 1, "expert_parallel": ep, "expert_tensor_parallel": 1, "recompute": recompute,
-            "offload": offload,
+            "offload": offload, LAST: smaller_last_stage(shape.num_layers, pp),
         }  # fmt: skip
         try:
             yield ScaledRun.model_validate(raw)
@@ -310,7 +321,7 @@ def shown(config: ScaledRun) -> str:
     t = config.training
     offload = "" if t.offload is None else f", {' and '.join(t.offload)} offloaded"
     sizes = (
-        f"TP {t.tensor_parallel}, CP {t.context_parallel}, PP {t.pipeline_parallel}, EP {t.expert_parallel}, "
+        f"TP {t.tensor_parallel}, CP {t.context_parallel}, {division.pipeline_words(t)}, EP {t.expert_parallel}, "
         f"recompute {t.recompute}"
     )
     return f"{t.num_ranks} ranks {config.cluster.placement}, {sizes}{offload}"

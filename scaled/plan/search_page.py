@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from scaled.config import ScaledRun
-from scaled.plan import compute
+from scaled.plan import compute, division
 from scaled.plan.search import FittingLayout, Search
 from scaled.plan.tables import titled_table
 
@@ -47,7 +47,7 @@ def _row(found: FittingLayout) -> list[str]:
     together = " + ".join(both) if found.config.schedule.steps_off == 0 else f"max({', '.join(both)})"
     return [
         f"{training.num_ranks}: TP {training.tensor_parallel} CP {training.context_parallel} "
-        f"PP {training.pipeline_parallel} EP {training.expert_parallel}\n"
+        f"{division.pipeline_words(training)} EP {training.expert_parallel}\n"
         f"{placement}, {training.recompute}{offload}",
         f"{rollout.num_engines} x {rollout.tensor_parallel}{share}\n{rollout.max_num_seqs} seqs",
         f"{found.update_gib:.1f}{kept}\n{found.rollout_gib:.1f} engine",

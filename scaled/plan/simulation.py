@@ -227,7 +227,7 @@ class _Play:
         minibatches = [found[i : i + size] for i in range(0, len(found), size)]
         made = passes.passes_of(self.config, self.shape, found, minibatches)
         return self.rates.training * passes.training_seconds(
-            self.config.training, self.gpu, made.score_flops + made.update_flops, made.num_micro
+            self.config.training, self.shape.num_layers, self.gpu, made.score_flops + made.update_flops, made.num_micro
         )
 
 

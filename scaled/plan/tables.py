@@ -46,7 +46,7 @@ def _layout(plan: Plan) -> Table:
     )  # fmt: skip
     table.add_row(
         "training", f"{training.num_ranks} ranks: TP {training.tensor_parallel}, CP {training.context_parallel}, "
-        f"PP {training.pipeline_parallel} x "
+        f"{division.pipeline_words(training)} x "
         f"{training.virtual_pipeline}, EP {training.expert_parallel}, ETP {training.expert_tensor_parallel}, "
         f"DP {training.data_parallel}",
     )  # fmt: skip

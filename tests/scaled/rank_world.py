@@ -47,6 +47,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "CP2+EP2": {"context_parallel": 2, "expert_parallel": 2},
     "PP2": {"pipeline_parallel": 2},
     "PP2+VPP2": {"pipeline_parallel": 2, "virtual_pipeline": 2},
+    "PP2, 3 + 1 layers": {"pipeline_parallel": 2, "num_layers_in_last_pipeline_stage": 1},
 }
 
 

@@ -51,6 +51,7 @@ SAVED = {
         for name, kind in (("DP2", "bf16"), ("TP2+EP2", "bf16 sharded"))
     },
     ("CP2+EP2", "fp32 sharded"): {**LAYOUTS["CP2+EP2"], **PRECISE["fp32 sharded"]},
+    ("PP2, 3 + 1 layers", "fp32 sharded"): {**LAYOUTS["PP2, 3 + 1 layers"], **PRECISE["fp32 sharded"]},
     # Each stage's copy of the embeddings has a bucket of its own, which the odd vocabulary makes Megatron pad.
     ("tied PP2", "fp32 sharded"): {**LAYOUTS["PP2"], **PRECISE["fp32 sharded"]},
     ("tied PP2", "bf16 sharded"): {**LAYOUTS["PP2"], **ROUNDED["bf16 sharded"]},

@@ -140,15 +140,28 @@ def test_schedules():
 def test_training_time_follows_flops_ranks_and_bubble():
     """Training takes FLOPs over the ranks' rate; PP stretches it by 1 + (PP - 1) / (M VPP)."""
     num = 1e18
-    flat = passes.training_seconds(recipe().training, H100, num, 128)
+    flat = passes.training_seconds(recipe().training, QWEN.num_layers, H100, num, 128)
     assert flat == pytest.approx(num / (32 * 989e12 * passes.TRAINING_EFFICIENCY))
     words = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
     staged = recipe(*words, "--training.pipeline_parallel", "4")
     # TP 4 x PP 4 leaves DP 2, so M = 1024 / 2 micro-batches.
     assert compute.step_compute(staged, QWEN, H100).num_micro == 512
-    assert passes.training_seconds(staged.training, H100, num, 512) / flat == pytest.approx(1 + 3 / 512)
+    assert passes.training_seconds(staged.training, QWEN.num_layers, H100, num, 512) / flat == pytest.approx(
+        1 + 3 / 512
+    )
     both = recipe(*words, "--training.pipeline_parallel", "4", "--training.virtual_pipeline", "3")
-    assert passes.training_seconds(both.training, H100, num, 512) / flat == pytest.approx(1 + 3 / (512 * 3))
+    assert passes.training_seconds(both.training, QWEN.num_layers, H100, num, 512) / flat == pytest.approx(
+        1 + 3 / (512 * 3)
+    )
+
+
+def test_the_largest_stage_sets_the_pace():
+    """Stages of 10, 10, 10 and 18 layers take 18 / 12 of the time of four equal ones; of equal ones nothing changes."""
+    words = ("--training.max_tokens_per_micro_batch", "null", "--training.micro_batch_size", "1")
+    equal = recipe(*words, "--training.pipeline_parallel", "4")
+    uneven = recipe(*words, "--training.pipeline_parallel", "4", "--training.num_layers_in_last_pipeline_stage", "18")
+    times = [passes.training_seconds(one.training, 48, H100, 1e18, 512) for one in (equal, uneven)]
+    assert times[1] / times[0] == pytest.approx(18 / 12)
 
 
 def test_reference_pass_is_counted():
@@ -235,7 +248,9 @@ def test_a_token_budget_takes_the_padding_away() -> None:
     packed = compute.step_compute(config, QWEN, H100)
     assert packed.training_s == pytest.approx(899, abs=1)
     bare = sum(flops.forward_flops(QWEN, n - 1) for n in passes.lengths(8192, 10_445, 34_816))
-    assert passes.training_seconds(config.training, H100, (1 + 4) * bare, 1) == pytest.approx(875, abs=1)
+    assert passes.training_seconds(config.training, QWEN.num_layers, H100, (1 + 4) * bare, 1) == pytest.approx(
+        875, abs=1
+    )
     assert packed.update_tokens / packed.tokens == pytest.approx(1.03, abs=5e-3)
     with pytest.raises(ValueError, match=r"--longest-tokens: expected from the mean, 10445, to .* = 34816, got 10000"):
         compute.step_compute(config, QWEN, H100, None, 10_000)

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
-from scaled.megatron_engine.parallel import Layout, layers_of
+from scaled.megatron_engine.parallel import Layout, layers_of, smaller_last_stage
 from scaled.model_shape import load_shape
 from scaled.plan import parameters
 from scaled.plan.layout import RankPlan, dry_run
@@ -36,6 +37,11 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         "moonlight-16b-a3b",
         {"num_ranks": 24, "tensor_parallel": 2, "pipeline_parallel": 3, "expert_parallel": 4,
          "offload": ("gradients", "optimizer")},
+    ),
+    # 24 + 24 + 24 + 22 layers, as the frameworks' own scripts for this model have them.
+    "qwen3-235b TP4 PP4 EP8 uneven": (
+        "qwen3-235b-a22b",
+        {"tensor_parallel": 4, "pipeline_parallel": 4, "expert_parallel": 8, "num_layers_in_last_pipeline_stage": 22},
     ),
     "olmoe EP8 ETP2": ("olmoe-1b-7b", {"tensor_parallel": 2, "expert_parallel": 8, "expert_tensor_parallel": 2}),
 }  # fmt: skip
@@ -150,6 +156,40 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "training.pipeline_parallel x training.virtual_pipeline: expected a divisor of 48 decoder layers, got 32",
     ),
     (
+        "qwen3-235b-a22b",
+        {"pipeline_parallel": 4},
+        "training.pipeline_parallel x training.virtual_pipeline: expected a divisor of 94 decoder layers, or 22 layers "
+        "in training.num_layers_in_last_pipeline_stage, got 4",
+    ),
+    (
+        "qwen3-30b-a3b",
+        {"pipeline_parallel": 4, "num_layers_in_last_pipeline_stage": 10},
+        "training.num_layers_in_last_pipeline_stage: expected to leave a multiple of 3 of 48 decoder layers to 3 other "
+        "stages, got 10, which leaves 38",
+    ),
+    (
+        "qwen3-30b-a3b",
+        {"pipeline_parallel": 2, "num_layers_in_first_pipeline_stage": 20, "num_layers_in_last_pipeline_stage": 20},
+        "training.num_layers_in_last_pipeline_stage: expected to leave none of 48 decoder layers to 0 other stages, "
+        "got 20 + 20, which leaves 8",
+    ),
+    (
+        "qwen3-30b-a3b",
+        {"pipeline_parallel": 4, "virtual_pipeline": 2, "num_layers_in_first_pipeline_stage": 9},
+        "training.num_layers_in_first_pipeline_stage: expected a multiple of training.virtual_pipeline 2, got 9",
+    ),
+    (
+        "qwen3-30b-a3b",
+        {
+            "pipeline_parallel": 2,
+            "virtual_pipeline": 2,
+            "num_layers_in_first_pipeline_stage": 24,
+            "num_layers_in_last_pipeline_stage": 24,
+        },
+        "training.num_layers_in_first_pipeline_stage: expected null with two stages of 2 chunks, whose last one has "
+        "24, got 24",
+    ),
+    (
         "olmoe-1b-7b",
         {"expert_tensor_parallel": 3},
         "training.expert_tensor_parallel: expected a divisor of 1024 hidden units of an expert, got 3",
@@ -171,6 +211,52 @@ def test_a_config_without_context_parallelism_keeps_its_dump() -> None:
     assert TrainingBlock(num_ranks=2, context_parallel=2).model_dump()["context_parallel"] == 2
     with pytest.raises(ValueError, match="tensor_parallel x context_parallel x pipeline_parallel = 4, got 6"):
         TrainingBlock(num_ranks=6, tensor_parallel=2, context_parallel=2)
+
+
+def test_a_config_with_equal_stages_keeps_its_dump() -> None:
+    """So do fields of unequal stages, which one stage cannot have."""
+    field = "num_layers_in_last_pipeline_stage"
+    assert field not in TrainingBlock(num_ranks=2, pipeline_parallel=2).model_dump()
+    assert TrainingBlock(num_ranks=2, pipeline_parallel=2, **{field: 3}).model_dump()[field] == 3
+    with pytest.raises(ValueError, match=f"{field}: expected null where pipeline_parallel is 1, got 3"):
+        TrainingBlock(**{field: 3})
+
+
+@given(pp=st.integers(2, 5), vpp=st.integers(1, 3), sizes=st.tuples(*[st.integers(1, 3)] * 3), fixed=st.integers(1, 3))
+def test_unequal_stages_are_megatrons(pp: int, vpp: int, sizes: tuple[int, ...], fixed: int) -> None:
+    """Chunks and their first layers are those that Megatron-core computes; all layers are dealt once, in order."""
+    block, layer = (pytest.importorskip(f"megatron.core.transformer.transformer_{x}") for x in ("block", "layer"))
+    first, last = (vpp * size if fixed & bit else None for size, bit in zip(sizes[:2], (1, 2), strict=True))
+    assume(pp > 2 or vpp == 1 or fixed < 3)  # refused, as Megatron divides by the number of other stages
+    middle = pp - (first is not None) - (last is not None)
+    num_layers = (first or 0) + (last or 0) + middle * vpp * sizes[2]
+    training = TrainingBlock(
+        num_ranks=pp, pipeline_parallel=pp, virtual_pipeline=vpp, num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last,
+    )  # fmt: skip
+    theirs = SimpleNamespace(
+        num_layers=num_layers, pipeline_model_parallel_size=pp, pipeline_model_parallel_layout=None,
+        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None, num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last, account_for_embedding_in_pipeline_split=False,
+        account_for_loss_in_pipeline_split=False,
+    )  # fmt: skip
+    stages = [layers_of(training, num_layers, stage) for stage in range(pp)]
+    for stage, chunks in enumerate(stages):
+        for v, chunk in enumerate(chunks):
+            start = layer.get_transformer_layer_offset(theirs, vp_stage=v if vpp > 1 else None, pp_rank=stage)
+            number = block.get_num_layers_to_build(theirs, vp_stage=v if vpp > 1 else None, pp_rank=stage)
+            assert chunk == tuple(range(start, start + number))
+    assert [n for v in range(vpp) for chunks in stages for n in chunks[v]] == list(range(num_layers))
+
+
+@given(num_layers=st.integers(1, 100), pp=st.integers(1, 40))
+def test_a_smaller_last_stage_is_the_largest_possible(num_layers: int, pp: int) -> None:
+    """All other stages are equal, the last one has fewer layers, at least one, and no larger one would do."""
+    found = smaller_last_stage(num_layers, pp)
+    fits = [n for n in range(1, num_layers) if pp > 1 and (num_layers - n) % (pp - 1) == 0]
+    assert found == max((n for n in fits if n < (num_layers - n) // (pp - 1)), default=None) or num_layers % pp == 0
+    if num_layers % pp == 0:
+        assert found is None
 
 
 @given(pp=st.integers(1, 4), vpp=st.integers(1, 3), size=st.integers(1, 3))

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from firstorder.cli import main
+from lab.strict import ConfigError
 from scaled.config import ScaledRun
+from scaled.model_shape import load_shape
 from scaled.plan import compute, feasibility, search_page
 from scaled.plan.division import machines_needed
 from scaled.plan.feasibility import with_fields
@@ -137,9 +139,9 @@ def test_what_is_listed_has_places_on_the_machines():
     found = search(config(*sizes), OLMOE, H100)
     assert found.found and {machines_needed(one.config) for one in found.found} == {2}
     counts = {reason.what: reason.count for reason in found.reasons}
-    # Pairs of ranks by TP, CP or EP, six ways, one beside CP 3; three kinds of recomputation, with and without
-    # offloading.
-    assert counts["does not divide: cluster.num_nodes"] == 36
+    # Pairs of ranks by TP, CP or EP, six ways, one beside CP 3, and five beside PP 3, whose last stage has 4 of 16
+    # layers; three kinds of recomputation, with and without offloading.
+    assert counts["does not divide: cluster.num_nodes"] == 66
     # By what, with both numbers: the refusal that most of them get.
     usual = {reason.what.removeprefix("does not divide: "): reason.usual for reason in found.reasons}
     product = "tensor_parallel x context_parallel x pipeline_parallel"
@@ -162,6 +164,20 @@ def test_numbers_of_gpus_that_are_no_powers_of_two_have_layouts():
     five = search(loaded("pr2/olmoe_off2", "--cluster.gpus_per_node", "5", "--cluster.gpu", "A100-80GB"), OLMOE, A100)
     splits = {(one.config.training.num_ranks, one.config.rollout.num_engines) for one in five.found}
     assert {(3, 2), (2, 3)} <= splits
+
+
+def test_layers_that_do_not_divide_have_a_smaller_last_stage():
+    """Qwen3-235B has 94 layers: four stages have 24, 24, 24 and 22, and the command that is printed plans them."""
+    sizes = ("--model.shape", "qwen3-235b-a22b", "--cluster.num_nodes", "32", "--algorithm.batch.num_prompts", "128")
+    own = config(*sizes)
+    found = search(own, load_shape("nowhere", "qwen3-235b-a22b"), H100).found
+    last = {one.config.training.pipeline_parallel: one.config.training.uneven_stages for one in found}
+    assert last[4] == (None, 22) and last[2] == (None, None)
+    four = next(one for one in found if one.config.training.pipeline_parallel == 4)
+    assert make_plan(config(*sizes, *shlex.split(" ".join(four.options)))).misfits == []
+    uneven = with_fields(own, "training", pipeline_parallel=4, num_layers_in_last_pipeline_stage=22)
+    with pytest.raises(ConfigError, match="num_layers_in_last_pipeline_stage: expected null with --search"):
+        search(uneven, QWEN, H100)
 
 
 @pytest.mark.parametrize(("over", "words"), [(0.7, "0.7 GiB"), (0.06, "0.1 GiB"), (0.04, "41 MiB"), (1e-6, "1 MiB")])
