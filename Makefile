@@ -62,10 +62,10 @@ test-pages: $(VENV)/.installed-dev  ## everything shown, made again: notebooks, 
 # long ones first, so that no worker idles at the end.
 scaled_tests = $(wildcard $(1:%=tests/scaled/test_%.py))
 VLLM := $(call scaled_tests,contract_vllm doctor_vllm export localise_hooks quantised_push vllm_engine vllm_models \
-  vllm_partial vllm_precision vllm_preemption vllm_prefix vllm_sleep)
+  vllm_partial vllm_precision vllm_preemption vllm_prefix vllm_sleep vllm_yarn)
 RANKS := $(call scaled_tests,contract_megatron cpu_products cpu_shims equivalence replay_laws scoring scoring_rank)
 LAYOUTS := $(call scaled_tests,megatron_*)
-PLANS := $(call scaled_tests,launch* plan_* promot* recipes)
+PLANS := $(call scaled_tests,launch* named_shapes plan_* promot* recipes)
 DRIVERS := $(call scaled_tests,boxes checkpoint_index checks cluster_asynchronous cluster_buckets cluster_places cluster_probe \
   cluster_run_refused cluster_saving cluster_schedule cluster_session cluster_transfer driver_bench export_files free_ports \
   laws_capture micro_batches stored_* vllm_quantize vllm_routes)

@@ -44,6 +44,10 @@ def export(
     fields["dtype"] = DTYPES[config.training.precision]
     fields.pop("torch_dtype", None)  # its name in older files
     fields.pop("auto_map", None)  # classes in Python files, which are not copied
+    if fields.get("model_type") is not None:
+        fields["model_type"] = shape.family  # transformers has no class of its own for Kimi-K2's
+    if fields.get("num_nextn_predict_layers"):
+        fields["num_nextn_predict_layers"] = 0  # layers that are not trained, and not written
 
     def fill(target: Path) -> None:
         (target / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -30,6 +30,8 @@ class Family:
     window: a sliding window is on where use_sliding_window says so (`switched`), where it has a width (`set`), or in
     the layers above max_window_layers (`layers`).
     block, projections, shared: the names of its weights.
+    has_yarn: the cluster world computes YaRN (yarn.py), which needs tests on Megatron-core and vLLM.
+    aliases: other types of model that vLLM opens as this one.
     is_own: our own architecture, whose file states every convention.
     """
 
@@ -56,12 +58,19 @@ class Family:
     block: str = "mlp"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared: str = "shared_experts"
+    has_yarn: bool = False
+    aliases: tuple[str, ...] = ()
     is_own: bool = False
+
+    @property
+    def model_types(self) -> tuple[str, ...]:
+        """The values of a file's model_type that mean this row."""
+        return (self.model_type, *self.aliases)
 
 
 ROWS = (
     Family("qwen3", "Qwen3ForCausalLM", "head", dense="all", head_dim=128),
-    Family("qwen3_moe", "Qwen3MoeForCausalLM", "head", BOTH, dense="listed", softmax_after=True),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", "head", BOTH, dense="listed", softmax_after=True, has_yarn=True),
     Family(
         "olmoe", "OlmoeForCausalLM", "projection", BOTH,
         expert_size="intermediate_size", window="set", norm_eps=1e-5,
@@ -77,14 +86,14 @@ ROWS = (
         window="layers",
     ),
     Family(
-        "deepseek_v2", "DeepseekV2ForCausalLM", "none", ("scaled",), is_latent=True,
+        "deepseek_v2", "DeepseekV2ForCausalLM", "none", ("scaled",), is_latent=True, has_yarn=True,
         dense="first", num_experts="n_routed_experts", gate="deepseek", states_score=True, is_greedy=True,
         absent=(("q_lora_rank", 1536), ("n_shared_experts", 2)),
     ),
     Family(
-        "deepseek_v3", "DeepseekV3ForCausalLM", "none", ("scaled",), is_latent=True,
+        "deepseek_v3", "DeepseekV3ForCausalLM", "none", ("scaled",), is_latent=True, has_yarn=True,
         dense="first", num_experts="n_routed_experts", gate="deepseek", score="sigmoid", states_score=True,
-        norm_topk_prob=True,
+        norm_topk_prob=True, aliases=("kimi_k2",),
         absent=(
             ("q_lora_rank", 1536), ("first_k_dense_replace", 3), ("n_shared_experts", 1), ("n_group", 8),
             ("topk_group", 4), ("routed_scaling_factor", 2.5),

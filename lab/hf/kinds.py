@@ -18,6 +18,7 @@ MOST_POSITIONS = 2**31
 _BOUNDS = {
     "num_hidden_layers": MOST_LAYERS,
     "first_k_dense_replace": MOST_LAYERS,
+    "num_nextn_predict_layers": MOST_LAYERS,
     "num_experts": MOST_EXPERTS,
     "num_local_experts": MOST_EXPERTS,
     "n_routed_experts": MOST_EXPERTS,
@@ -51,19 +52,19 @@ def check_kinds(fields: dict[str, Any]) -> None:
     """
     for name, most in _BOUNDS.items():
         _check(
-            fields, name, f"an integer of {name in _GROUPS:d} to {most:,}", partial(_is_between, name in _GROUPS, most)
+            fields, name, f"an integer of {name in _GROUPS:d} to {most:,}", partial(is_between, name in _GROUPS, most)
         )
     for name in _FLAGS:
         _check(fields, name, "true or false", lambda v: isinstance(v, bool))
     for name in _NUMBERS:
-        _check(fields, name, "a positive number", _is_positive)
+        _check(fields, name, "a positive number", is_positive)
     for name, kind in _LISTS.items():
         words = "integers" if kind is int else "texts"
         _check(fields, name, f"a list of {words}", partial(_is_list, kind))
     for name in ("rope_parameters", "rope_scaling"):
         rope = fields.get(name)
-        if isinstance(rope, dict) and "rope_theta" in rope and not _is_positive(rope["rope_theta"]):
-            raise _wrong(f"{name}.rope_theta", "a positive number", rope["rope_theta"])
+        if isinstance(rope, dict) and "rope_theta" in rope and not is_positive(rope["rope_theta"]):
+            raise wrong(f"{name}.rope_theta", "a positive number", rope["rope_theta"])
 
 
 def check_dense(fields: dict[str, Any], family: Family) -> None:
@@ -72,19 +73,20 @@ def check_dense(fields: dict[str, Any], family: Family) -> None:
         return
     step = fields.get("decoder_sparse_step")
     if step is not None and not _is_integer(step):
-        raise _wrong("decoder_sparse_step", "an integer", step)
+        raise wrong("decoder_sparse_step", "an integer", step)
     listed, number = fields.get("mlp_only_layers") or (), fields["num_hidden_layers"]
     if len(set(listed)) < len(listed) or any(not 0 <= n < number for n in listed):
-        raise _wrong("mlp_only_layers", f"distinct layers in [0, {number})", listed)
+        raise wrong("mlp_only_layers", f"distinct layers in [0, {number})", listed)
 
 
 def _check(fields: dict[str, Any], name: str, wanted: str, fits: Any) -> None:
     value = fields.get(name)
     if value is not None and not fits(value):
-        raise _wrong(name, wanted, value)
+        raise wrong(name, wanted, value)
 
 
-def _wrong(name: str, wanted: str, value: Any) -> ValueError:
+def wrong(name: str, wanted: str, value: Any) -> ValueError:
+    """The one line for a value that is not what was wanted; a long one is cut."""
     text = json.dumps(value)
     return ValueError(f"{name}: expected {wanted}, got {text if len(text) <= 60 else text[:57] + '...'}")
 
@@ -93,11 +95,13 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)  # bool is an int in Python
 
 
-def _is_between(least: int, most: int, value: Any) -> bool:
+def is_between(least: int, most: int, value: Any) -> bool:
+    """An integer from `least` to `most`, which true is not."""
     return _is_integer(value) and least <= value <= most
 
 
-def _is_positive(value: Any) -> bool:
+def is_positive(value: Any) -> bool:
+    """A finite number above 0, which true is not."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # The bound comes before isfinite, which raises OverflowError for an integer too large for a float.
     return is_number and 0 < value <= 1e300 and math.isfinite(value)

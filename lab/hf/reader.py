@@ -10,6 +10,7 @@ from lab.hf.families import Family, World
 from lab.hf.kinds import check_dense, check_kinds
 from lab.hf.refusals import known_family, refuse
 from lab.hf.shape import LatentAttention, ModelShape
+from lab.hf.yarn import Yarn, read_yarn, stated_rope
 from theory.routing.gates import Gate
 
 OWN_GATE = "firstorder_gate"
@@ -42,13 +43,13 @@ def parse_shape(fields: dict[str, Any], where: str = "config.json", world: World
         check_kinds(fields)
         family = known_family(fields, world)
         refuse(fields, family, world)
-        return _shape(dict(family.absent) | fields, family)
+        return _shape(dict(family.absent) | fields, family, read_yarn(fields, family, world))
     except (KeyError, TypeError, ValueError) as error:
         reason = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{where}: {reason}") from None
 
 
-def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
+def _shape(fields: dict[str, Any], family: Family, yarn: Yarn | None) -> ModelShape:
     check_dense(fields, family)
     num_layers, num_heads, hidden_size = (
         _at_least_1(fields, name) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
@@ -57,7 +58,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
     # MLA has no key-value heads of its own, so its files may omit the field.
     num_kv_heads = fields.get("num_key_value_heads") if latent else fields["num_key_value_heads"]
     # As in transformers 5: one of the two, and the field beside the others only where that one has no base.
-    rope = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    _, rope = stated_rope(fields)
     shape = ModelShape(
         family=family.model_type,
         vocab_size=int(_stated(fields, "vocab_size")),
@@ -77,6 +78,7 @@ def _shape(fields: dict[str, Any], family: Family) -> ModelShape:
         dense_size=0 if family.dense == "none" else int(_stated(fields, "intermediate_size")),
         dense_layers=_dense_layers(fields, family, num_layers),
         latent_attention=latent,
+        yarn=yarn,
         **({} if family.dense == "all" else _experts(fields, family)),
     )
     # transformers gives OLMoE's norm of queries hidden_size weights, whatever head_dim is.

@@ -40,7 +40,7 @@ LATENT = ("kv_lora_rank", "q_lora_rank")
 def known_family(fields: dict[str, Any], world: World | None) -> Family:
     """The row of the file's class, or of its model_type where it names no class; ValueError where `world` has none."""
     names, model_type = fields.get("architectures") or [], fields.get("model_type")
-    meant = [row for row in FAMILIES.values() if (names == [row.hf_class] if names else row.model_type == model_type)]
+    meant = [row for row in FAMILIES.values() if (names == [row.hf_class] if names else model_type in row.model_types)]
     opened = [row for row in FAMILIES.values() if world is None or world in row.worlds]
     found = [row for row in meant if row in opened]
     # Before the class: a file of an unknown class with latent attention is refused for its attention.
@@ -50,7 +50,7 @@ def known_family(fields: dict[str, Any], world: World | None) -> Family:
         got = names if names else f"{names} with model_type {json.dumps(model_type)}"
         other = f", which only backend {meant[0].worlds[0]} opens" if meant else ""
         raise ValueError(f"architectures: expected one of {expected}, got {got}{other}")
-    if model_type not in (None, found[0].model_type):
+    if model_type not in (None, *found[0].model_types):
         raise ValueError(
             f"model_type: expected {found[0].model_type}, that of {found[0].hf_class}, got {json.dumps(model_type)}"
         )
@@ -76,10 +76,6 @@ def refuse(fields: dict[str, Any], family: Family, world: World | None) -> None:
         if value is not None and value != row.value and (world is None or world in row.worlds):
             raise _refusal(row.field, row.value, row.why, value)
     _refuse_windows(fields, family)
-    for name in ("rope_parameters", "rope_scaling"):  # transformers 5 writes the parameters under the old name, too
-        value = fields.get(name)
-        if value is not None and not _is_default_rope(value):
-            raise ValueError(f"{name}: expected the default rotation, got {json.dumps(value)}")
     if family.is_latent and fields.get("rope_interleave") is False:
         raise _refusal("rope_interleave", True, "neighbours are rotated", False)
     if family.is_greedy:
@@ -110,11 +106,6 @@ def _refuse_unused_gate(fields: dict[str, Any]) -> None:
     groups, top_groups = (fields.get(name) or 1 for name in ("n_group", "topk_group"))
     if method != "group_limited_greedy" and top_groups < groups:
         raise _refusal("topk_group", groups, f"topk_method {method} chooses from all groups", top_groups)
-
-
-def _is_default_rope(rope: Any) -> bool:
-    known = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-    return isinstance(rope, dict) and all(name == "rope_theta" or known.get(name) == v for name, v in rope.items())
 
 
 def _refusal(field: str, plain: Any, why: str, value: Any) -> ValueError:

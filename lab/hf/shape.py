@@ -6,11 +6,12 @@ Letters beyond theory/contracts.py: F hidden width of an MLP, H query heads, h k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Literal, NamedTuple
 
 from lab.hf.families import FAMILIES
+from lab.hf.yarn import Yarn
 from theory.routing.gates import GATES, Gate
 
 Shape = tuple[int, ...]
@@ -69,6 +70,14 @@ class ModelShape:
     gate: Gate = GATES["qwen3"]
     has_selection_bias: bool = False
     latent_attention: LatentAttention | None = None
+    yarn: Yarn | None = None
+
+    def __repr__(self) -> str:
+        # Checkpoints name their model by it, and those of before YaRN have no such field.
+        stated = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.yarn is None:
+            del stated["yarn"]
+        return f"ModelShape({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
 
     @property
     def moe_layers(self) -> tuple[int, ...]:

@@ -82,7 +82,7 @@ def config_fields(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.norm_eps,
         # Under both names: transformers 5 reads the second, earlier versions the first.
         "rope_theta": shape.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
+        **_rotation(shape),
         "max_position_embeddings": shape.max_positions,
         "tie_word_embeddings": shape.tied_head,
         "attention_bias": False,
@@ -90,6 +90,13 @@ def config_fields(shape: ModelShape) -> dict[str, Any]:
         **dict.fromkeys(SPECIAL_IDS),
     }
     return fields | _mlp_fields(shape, family)
+
+
+def _rotation(shape: ModelShape) -> dict[str, Any]:
+    if shape.yarn is None:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta}}
+    rope = shape.yarn.fields(shape.rope_theta)
+    return {"rope_parameters": rope, "rope_scaling": rope}
 
 
 def _mlp_fields(shape: ModelShape, family: Family) -> dict[str, Any]:

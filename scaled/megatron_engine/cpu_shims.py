@@ -202,7 +202,7 @@ def rotary_positions() -> None:
 
     Upstream: models/common/embeddings/rope_utils.py:get_pos_emb_on_this_cp_rank.
     """
-    rotary = importlib.import_module("megatron.core.models.common.embeddings.rotary_pos_embedding")
+    embeddings = "megatron.core.models.common.embeddings"
 
     def own(embedding: torch.Tensor, axis: int, group: Any) -> torch.Tensor:
         runs = embedding.unflatten(axis, (2 * group.size(), -1))
@@ -210,7 +210,8 @@ def rotary_positions() -> None:
         places = torch.tensor([group.rank(), 2 * group.size() - 1 - group.rank()], device=embedding.device)
         return runs.index_select(axis, places).flatten(axis, axis + 1)
 
-    rotary.__dict__["get_pos_emb_on_this_cp_rank"] = own
+    for name in ("rotary_pos_embedding", "yarn_rotary_pos_embedding"):
+        importlib.import_module(f"{embeddings}.{name}").__dict__["get_pos_emb_on_this_cp_rank"] = own
 
 
 def _rounded_once(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lab.hf import ModelShape
 from scaled.config import TrainingBlock
-from scaled.megatron_engine import cpu_shims, parallel
+from scaled.megatron_engine import cpu_shims, parallel, rotations
 from scaled.megatron_engine.parallel import Layout, check_layout
 from scaled.megatron_engine.specs import layer_specs
 
@@ -84,7 +84,7 @@ def transformer_config(shape: ModelShape, training: TrainingBlock) -> Transforme
         **_expert_fields(shape, training),
     }
     if shape.latent_attention is None:
-        config = TransformerConfig(**fields)
+        config = rotations.with_grouped(TransformerConfig(**fields), shape)
     else:
         a = shape.latent_attention
         config = MLATransformerConfig(
@@ -95,9 +95,9 @@ def transformer_config(shape: ModelShape, training: TrainingBlock) -> Transforme
             qk_head_dim=a.no_position_dim,
             qk_pos_emb_head_dim=a.position_dim,
             v_head_dim=a.value_dim,
-            rope_type="rope",
-            rotary_base=shape.rope_theta,
+            **rotations.latent_fields(shape),
         )
+    rotations.check(shape, training)
     refuse(config)
     return config
 
@@ -228,7 +228,7 @@ def _build_chunk(
         # The vocabulary stays split over ranks: `ResponseHead` (scoring.py) sums over it.
         parallel_output=True,
         share_embeddings_and_output_weights=shape.tied_head,
-        position_embedding_type="rope",
+        position_embedding_type=rotations.kind(shape),
         rotary_base=shape.rope_theta,  # type: ignore[arg-type]  # any number does
         vp_stage=number if layout.num_chunks > 1 else None,
     )

@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lab.hf import ModelShape, some
+from lab.hf import ModelShape, read_json, some
 from scaled.megatron_engine.names import WeightRule, rule
 from scaled.megatron_engine.parallel import Layout
 
@@ -90,8 +90,8 @@ def _weight(model: Any, name: str, tensor: Tensor, shape: ModelShape, layout: La
 def load_hf(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout, folder: str | Path) -> None:
     """Fills the rank's weights from a Hugging Face folder; types are converted.
 
-    Only the rows and experts of this rank are read. Rows that pad the vocabulary become 0. fp32 masters
-    of an existing optimiser are not updated: call its `reload_model_params`.
+    Only the rows and experts of this rank are read, and no layers that predict tokens beyond the next. Rows that pad
+    the vocabulary become 0. fp32 masters of an existing optimiser are not updated: call its `reload_model_params`.
     Raises ValueError, naming them, for tensors that are missing, unexpected or of another shape.
     """
     places: dict[str, list[tuple[RankWeight, int]]] = {}
@@ -103,8 +103,9 @@ def load_hf(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout
     expected = shape.weights()
     seen: set[str] = set()
     unexpected: list[str] = []
+    untrained = _predicting(shape, folder)
     for name, size, read in _entries(folder):
-        if DERIVED.search(name):
+        if DERIVED.search(name) or name.startswith(untrained):
             continue
         if name not in expected or name in seen:
             unexpected.append(name if name not in expected else f"{name} (twice)")
@@ -118,6 +119,13 @@ def load_hf(chunks: Sequence[torch.nn.Module], shape: ModelShape, layout: Layout
         raise ValueError(f"expected the tensors of a {shape.family} model, got besides them {some(unexpected)}")
     if missing := [name for name in expected if name not in seen]:
         raise ValueError(f"expected {len(expected)} tensors, missing {some(missing)}")
+
+
+def _predicting(shape: ModelShape, folder: str | Path) -> tuple[str, ...]:
+    """Prefixes of the layers that predict tokens beyond the next: they follow the model's own, and are not trained."""
+    file = Path(folder) / "config.json"
+    number = read_json(file).get("num_nextn_predict_layers") if file.is_file() else None
+    return tuple(f"model.layers.{shape.num_layers + n}." for n in range(number or 0))
 
 
 def _fill(weight: RankWeight, part: int, piece: Tensor) -> None:

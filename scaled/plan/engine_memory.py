@@ -65,7 +65,9 @@ def engine_weights(config: ScaledRun, shape: ModelShape) -> int:
 def rotary_bytes(config: ScaledRun, shape: ModelShape) -> int:
     """Bytes of vLLM's cosines and sines of all positions of the model, which layers share and every GPU has whole."""
     width = shape.head_dim if shape.latent_attention is None else shape.latent_attention.position_dim
-    return ELEMENT_BYTES[config.rollout.precision.compute] * shape.max_positions * width
+    yarn = shape.yarn
+    rows = shape.max_positions if yarn is None else math.ceil(yarn.factor * yarn.original_positions)
+    return ELEMENT_BYTES[config.rollout.precision.compute] * rows * width
 
 
 def bucket_bytes(config: ScaledRun, shape: ModelShape) -> int:

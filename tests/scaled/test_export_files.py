@@ -159,6 +159,18 @@ def test_what_the_export_lacks_is_not_named(made: Path, run: RunFolder, tmp_path
     assert tokenizer.end_ids == (tokenizer.eos_id,)
 
 
+def test_what_is_exported_opens_without_other_code(tmp_path: Path) -> None:
+    """Kimi-K2's type is the one that transformers knows, layers that were not trained are 0, the scaling is kept."""
+    yarn = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 1.3}
+    fields = tiny_config("deepseek_v3", rope_parameters=None, rope_scaling=yarn)
+    fields |= {"model_type": "kimi_k2", "num_nextn_predict_layers": 1}
+    run = write_run(tmp_path, fields, megatron_tensors(fields))
+    exported([str(run.path)], tmp_path / "out")
+    ours = read_json(tmp_path / "out" / "config.json")
+    assert (ours["model_type"], ours["num_nextn_predict_layers"], ours["rope_scaling"]) == ("deepseek_v3", 0, yarn)
+    assert parse_shape(ours) == parse_shape(fields)
+
+
 def test_files_of_a_bounded_size(run: RunFolder, tmp_path: Path) -> None:
     """Files hold at most max_shard_bytes of tensors, the index names each tensor's, and no number depends on them."""
     config: Any = load(run.path / "config.yaml", [], Schemas())

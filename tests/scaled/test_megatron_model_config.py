@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lab.hf import ModelShape, parse_shape
+from lab.hf.yarn import Yarn
 from scaled.config import TrainingBlock
 from tests.scaled.megatron_world import free_ports, joined, said, spawn, tiny_config
 from theory.routing.gates import GATES, Gate, route
@@ -108,7 +109,11 @@ def run_config(rank: int, port: int) -> dict[str, Any]:
         heads = said(
             lambda: model.build_model(parse_shape(tiny_config()), TrainingBlock(num_ranks=3, tensor_parallel=3))
         )
+    halves = TrainingBlock(num_ranks=2, precision="fp32", context_parallel=2)
+    stretched = {n: replace(parse_shape(tiny_config()), yarn=Yarn(8.0, n)) for n in (6, 8)}
+    cut = {n: said(lambda shape=shape: model.transformer_config(shape, halves)) for n, shape in stretched.items()}
     return {
+        "cut": cut,
         "routes": routes,
         "gates": gates,
         "undoes": undoes,
@@ -186,3 +191,9 @@ def test_padding_of_the_vocabulary_has_no_probability(ran: Any) -> None:
     assert log_probs.exp()[0, 3] == 0
     assert torch.isclose(entropy, -(real.exp() * real).sum())
     assert torch.isfinite(gradient).all() and not gradient[3].any()
+
+
+def test_a_table_of_yarn_is_cut_evenly(ran: dict[str, Any]) -> None:
+    """A length of pretraining that context-parallel ranks cannot cut is refused; one that they can is not."""
+    line = "original_max_position_embeddings: expected a multiple of 4 (2 x training.context_parallel), got 6"
+    assert ran["cut"] == {6: line, 8: "ran"}

@@ -24,6 +24,11 @@ FOUR: dict[str, dict[str, Any]] = {
     "TP2+PP2+EP2": {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2},
 }
 WORLDS = ((1, ONE), (2, TWO), (4, FOUR))
+# Trained on 8 positions and run on 16, with a ramp over some dimensions and scales that are not their defaults.
+STRETCH: dict[str, Any] = {
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8, "beta_fast": 1.5, "beta_slow": 0.1,
+}  # fmt: skip
+YARN = {"rope_parameters": None, "rope_scaling": STRETCH | {"mscale": 0.7, "mscale_all_dim": 1.3}}
 # A vocabulary of 97 needs one padding row under TP2.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3_moe", {"mlp_only_layers": [1], "vocab_size": 97}),
@@ -31,6 +36,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "moonlight": ("deepseek_v3", {}),
     "tied": ("qwen3_moe", {"tie_word_embeddings": True}),
     "lite": ("deepseek_v2", {}),
+    "yarn qwen3": ("qwen3_moe", {"rope_parameters": STRETCH | {"truncate": False, "rope_theta": 1e4}}),
+    "yarn lite": ("deepseek_v2", YARN),
+    "yarn": ("deepseek_v3", YARN | {"q_lora_rank": 16}),
     "grouped": ("deepseek_v3", {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "q_lora_rank": 16}),
 }
 # The layouts where a family's own modules are split. That every layout agrees with one rank is the law of
@@ -38,6 +46,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CASES = [("qwen3", name) for name in ("1", "TP2", "TP2+PP2+EP2")]
 CASES += [(family, name) for family in ("olmoe", "moonlight", "tied", "lite") for name in ("1", "TP2")]
 CASES += [("moonlight", name) for name in ("TP2+EP2", "PP2", "CP2")]
+CASES += [("yarn", name) for name in ("1", "TP2", "PP2", "CP2")]
+CASES += [("yarn lite", "1"), ("yarn qwen3", "1"), ("yarn qwen3", "CP2")]
 CASES += [("tied", "PP2"), ("tied", "PP2+VPP2"), ("grouped", "1")]
 B, S, NUM_MICRO = 4, 16, 2
 

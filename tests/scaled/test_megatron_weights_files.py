@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,13 @@ def run_errors(rank: int, folder: Path, ports: list[int]) -> Any:
         return to
 
     wrong = torch.zeros(3, 64)
+    predicting = written("predicting", file | {"model.layers.4.eh_proj.weight": wrong})
+    (predicting / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
+    beyond = written("beyond", file | {"model.layers.5.eh_proj.weight": wrong})
+    (beyond / "config.json").write_text(json.dumps({"num_nextn_predict_layers": 1}))
     cases = {
+        "predicting": predicting,
+        "beyond": beyond,
         "missing": written("missing", {n: t for n, t in file.items() if n not in (gate, other)}),
         "unexpected": written("unexpected", file | {"model.layers.9.mlp.gate.weight": wrong}),
         "twice": written("twice", file, {gate: file[gate]}),
@@ -193,6 +200,8 @@ GATE = "model.layers.2.mlp.gate.weight"
 SAID = {
     "missing": f"expected 135 tensors, missing model.layers.0.self_attn.k_proj.weight, {GATE}",
     "unexpected": "expected the tensors of a qwen3_moe model, got besides them model.layers.9.mlp.gate.weight",
+    "predicting": "ran",
+    "beyond": "expected the tensors of a qwen3_moe model, got besides them model.layers.5.eh_proj.weight",
     "twice": f"expected the tensors of a qwen3_moe model, got besides them {GATE} (twice)",
     "misshapen": f"{GATE}: expected shape [8, 64], got [3, 64]",
     "derived": "ran",
@@ -201,7 +210,8 @@ SAID = {
 
 @pytest.mark.parametrize("case", SAID)
 def test_what_does_not_fit_is_named(case: str, errors: Any) -> None:
-    """Missing, unexpected, repeated and misshapen tensors are errors that name them; constants of old files are not."""
+    """Missing, unexpected, repeated and misshapen tensors are errors that name them; what a model does not
+    train is not: constants of old files, and as many layers for later tokens as config.json says."""
     words = errors[0][case]
     assert sorted(words.split()) == sorted(SAID[case].split()) if case == "missing" else words == SAID[case]
 

@@ -122,7 +122,7 @@ def test_one_list_is_refused_by_both_worlds(row: Any) -> None:
         ("deepseek_v3", {"scoring_func": "sqrt"}, "scaled", "scoring_func: expected softmax or sigmoid, got .sqrt"),
         ("deepseek_v3", {"rope_interleave": False}, "scaled", "rope_interleave: expected true .*got false"),
         ("deepseek_v3", {"n_group": 6}, "scaled", "n_routed_experts: expected at least 2 in each of 6 groups"),
-        ("qwen3_moe", {"rope_scaling": {"type": "yarn"}}, "scaled", "rope_scaling: expected the default rotation"),
+        ("olmoe", {"rope_scaling": {"type": "yarn"}}, "scaled", "rope_scaling: expected the default rotation, got"),
         ("olmoe", {"sliding_window": 8}, "scaled", "sliding_window: expected null .*got 8"),
         ("qwen3_moe", {"num_attention_heads": 0}, "scaled", "num_attention_heads: expected at least 1, got 0"),
         ("qwen3_moe", {"decoder_sparse_step": 0}, "sandbox", "decoder_sparse_step: expected at least 1, got 0"),
