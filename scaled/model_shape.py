@@ -13,6 +13,8 @@ SHAPES = Path(__file__).parent / "shapes"
 def load_shape(path: str | Path, name: str | None = None) -> ModelShape:
     """The shape of the Hugging Face folder `path`; where there is none, of `shapes/<name>.json`.
 
+    Neither has the layers that predict tokens beyond the next (DeepSeek-V3 has one): they are not trained.
+
     Raises ValueError, naming file and field, for what is missing or not supported, and where folder and name disagree.
     """
     file = Path(path) / "config.json"
