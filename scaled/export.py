@@ -45,7 +45,7 @@ def export(
     fields.pop("torch_dtype", None)  # its name in older files
     fields.pop("auto_map", None)  # classes in Python files, which are not copied
     if fields.get("model_type") is not None:
-        fields["model_type"] = shape.family  # transformers has no class of its own for Kimi-K2's
+        fields["model_type"] = shape.family  # transformers opens no kimi_k2
     if fields.get("num_nextn_predict_layers"):
         fields["num_nextn_predict_layers"] = 0  # layers that are not trained, and not written
 
