@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -243,11 +244,21 @@ def bf16_products() -> None:
     cpu_torch.call_with("matmul", lambda real, *given, **kwargs: matmul(*given, **kwargs), linear, "backward")
 
 
+def expert_bias() -> None:
+    """A router counts the tokens of its experts without torch.compile.
+
+    Nothing else is compiled in a step, and that takes seconds of every process: for a sum, or, without a bias, nothing.
+    Upstream: transformer/moe/router.py:TopKRouter._apply_expert_bias.
+    """
+    router = importlib.import_module("megatron.core.transformer.moe.router").TopKRouter
+    router._apply_expert_bias = inspect.unwrap(router._apply_expert_bias)
+
+
 SHIMS = {
     shim.__name__: shim
     for shim in (
         current_device, generator, streams, synchronize, device_keyword, split_sizes, uneven_splits, type_names,
-        tied_head, rotary_positions, bf16_products,
+        tied_head, rotary_positions, bf16_products, expert_bias,
     )
 }  # fmt: skip
 """For machines without CUDA."""

@@ -35,7 +35,7 @@ TOGETHER = {
     "rotary_positions": "no pinned memory allocator",
     "uneven_splits": "invalid tensor size",
 }
-FASTER = ("bf16_products",)
+FASTER = ("bf16_products", "expert_bias")
 """Megatron runs without these, slowly."""
 
 
@@ -68,7 +68,7 @@ def _build(training: TrainingBlock, shape: ModelShape) -> list[Any]:
     return build_model(shape, training)
 
 
-def _run_forward(training: TrainingBlock, shape: ModelShape) -> None:
+def _run_forward(training: TrainingBlock, shape: ModelShape) -> list[Any]:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     chunks = _build(training, shape)
@@ -86,6 +86,7 @@ def _run_forward(training: TrainingBlock, shape: ModelShape) -> None:
         micro_batch_size=2,
         forward_only=False,
     )
+    return chunks
 
 
 def _optimizer(training: TrainingBlock, shape: ModelShape) -> Any:
@@ -239,6 +240,27 @@ def run_twice(rank: int) -> Any:
         other.start()
         other.join()
     return DistributedOptimizer.__init__ is first, mine, seen[0], torch.zeros(1).double().type(torch.float32).dtype
+
+
+def run_uncompiled(rank: int, port: int) -> tuple[list[bool], int]:
+    """Whether each router with a bias counted the tokens of a step, and how many functions were compiled."""
+    from scaled.megatron_engine import cpu_shims
+
+    cpu_shims.install()
+    counted: list[bool] = []
+    training = TrainingBlock(precision="fp32")
+    with joined(training, rank, port):
+        for chunk in _run_forward(training, parse_shape(tiny_config("deepseek_v3"))):
+            routers = [each for each in chunk.modules() if getattr(each, "enable_expert_bias", False)]
+            counted += [bool(router.local_tokens_per_expert.sum() > 0) for router in routers]
+    return counted, sum(torch._dynamo.utils.counters["frames"].values())
+
+
+def test_a_step_compiles_nothing() -> None:
+    """A forward and backward pass runs Megatron's functions as they are written; routers with a bias still count."""
+    counted, num_compiled = spawn(1, run_uncompiled, free_ports(1)[0])[0]
+    assert counted and all(counted)
+    assert num_compiled == 0
 
 
 def test_installing_twice_is_installing_once() -> None:
