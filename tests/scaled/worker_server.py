@@ -1,6 +1,7 @@
 """The process from which Ray's workers are forked; `forked_workers` starts it, worker_request.py asks it for a worker.
 
-It has imported the modules that actors need, but not Ray, which reads its job's number from the environment at import.
+It has imported the modules that actors need and those that Ray needs, but not Ray itself, which reads its job's number
+from the environment at import.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Any
 
 from tests.scaled.worker_request import received
 
-MODULES = ("scaled.config", "sandbox.engines.engine", "sandbox.training.engine", "tests.contracts.worlds")
+MODULES = (
+    "scaled.config", "sandbox.engines.engine", "sandbox.training.engine", "tests.contracts.worlds",
+    "torch._dynamo",  # a second, which the first optimiser of a process would spend
+    "google.protobuf.reflection", "jsonschema", "requests", "uvloop",
+)  # fmt: skip
 
 
 def serve(listener: socket.socket) -> None:
