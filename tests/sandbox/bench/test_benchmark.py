@@ -11,7 +11,7 @@ import torch
 
 from firstorder.cli import main
 from lab.config.load import load
-from sandbox.bench import benchmark, exact_training
+from sandbox.bench import benchmark, exact_training, ledger_work
 from sandbox.bench.ledger_work import CONFIG as LEDGERS
 from sandbox.bench.ledger_work import LENGTH, LedgerStep
 from sandbox.bench.reference_work import MODEL, Sandbox, Transformers, Turns, Work, reference_model
@@ -49,8 +49,11 @@ TINY = ["bench", "--num-prompts", "4", "--num-responses", "2", "--max-tokens", "
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two updates in place of the 20 of exact training, whose size no option sets: the rows are the same."""
+    """Less work where no option sets how much: two updates of exact training, 64 responses of its MoE, and responses
+    of four tokens in the ledger's update. The rows are the same."""
     monkeypatch.setattr(exact_training, "NUM_UPDATES", 2)
+    monkeypatch.setattr(exact_training, "MOE_LENGTH", 3)
+    monkeypatch.setattr(ledger_work, "LENGTH", 4)
 
 
 @pytest.mark.slow
