@@ -74,7 +74,7 @@ def _layout(config: ScaledRun) -> dict[str, Any]:
 
 _PARALLEL = (
     "tensor_parallel", "context_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel",
-    "expert_tensor_parallel",
+    "expert_tensor_parallel", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
 )  # fmt: skip
 
 
