@@ -44,12 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Hides the imports, some 700,000 objects, from later collections, also where xdist's workers do the tests.
-
-    Young objects are looked at less often than by default: of the thousands that an example makes few are in cycles.
-    """
+    """Hides the imports, some 700,000 objects, from later collections, also where xdist's workers do the tests."""
     gc.freeze()
-    gc.set_threshold(10_000, *gc.get_threshold()[1:])
     gc.enable()
 
 
