@@ -171,11 +171,13 @@ def test_ranks_share_the_work_as_planned(layout: str, ranks: list[dict[str, Any]
     """Replicas, stages and owners of experts quantise at the same time: the busiest rank has what `plan` counts.
 
     Within a tenth, as whole weights are shared out. Only where all that is split is split by tensor parallelism the
-    first rank of the group has everything; in the other layouts the busier rank has at most two thirds.
+    first rank of the group has everything; in the other layouts the busier rank has at most two thirds, and with three
+    of four layers, one of which is dense, at most three quarters.
     """
     done = [sum(t.numel() for t in rank[layout]["int8"].values() if t.dtype == torch.int8) for rank in ranks]
     block = training(2, **LAYOUTS[layout])
     planned = max(yielded_parameters(CONFIG.shape(), block, stage) for stage in range(block.pipeline_parallel))
     assert max(done) == pytest.approx(planned, rel=0.1)
     assert (max(done) == sum(done)) == (layout == "TP2+ETP2")
-    assert layout == "TP2+ETP2" or max(done) < 2 / 3 * sum(done), done
+    most = 3 / 4 if "3 + 1" in layout else 2 / 3
+    assert layout == "TP2+ETP2" or max(done) < most * sum(done), done
