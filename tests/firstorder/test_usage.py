@@ -29,7 +29,7 @@ MISTAKES = [
     (["plan", "a", "--failures", "nan"], "--failures: expected at least 0, got nan"),
     (["launch", "a", "--kind", "pbs"], "--kind: expected one of slurm, ray, got pbs"),
     (["launch", "a"], "--kind: expected one of slurm, ray, got nothing"),
-    (["translate", "a", "--to", "nemo"], "--to: expected one of verl, trl, got nemo"),
+    (["translate", "a", "--to", "nemo"], "--to: expected one of verl, trl, slime, got nemo"),
     (["export", "a"], "missing --to: where to write the Hugging Face folder"),
     (["calibrate", "a"], "missing CONFIG: YAML file of a run with `backend: sandbox`"),
 ]  # fmt: skip
