@@ -139,7 +139,8 @@ def test_a_second_trial_has_its_claims_predictions_and_seeds_that_no_claim_has_u
         first = by_number[claim.repeats or 0]
         assert first.repeats is None and (claim.predictions, claim.home) == (first.predictions, first.home)
         assert set(claim.runs(claim.home)) == {(arm, seed) for arm in claim.arms for seed in claim.deciding()}
-        assert min(claim.deciding()) == 300
+        # Claim 69's exact engine had runs of the seeds 300 to 335 already, so it has later ones.
+        assert min(claim.deciding()) == (558 if claim.number == 69 else 300)
         firsts = (one for one in CLAIMS if one.repeats is None and one.home == claim.home)
         runs = set(claim.runs(claim.home))
         # The clipped runs of claim 59 are claim 55's, which had been seen: decision 0007 says so.
