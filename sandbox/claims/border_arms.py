@@ -83,6 +83,11 @@ def slower(arm: Arm) -> Arm:
     return replace(arm, name=f"{arm.name}-slower", changes=changes)
 
 
+def longer(arm: Arm, updates: int) -> Arm:
+    """The arm over so many updates, a multiple of N; the study's own runs make 400."""
+    return replace(arm, name=f"{arm.name}-U{updates}", changes=(*arm.changes, ("num_steps", str(updates))))
+
+
 def with_free_norm(arm: Arm) -> Arm:
     """The arm without gradient clipping: its threshold lies above every norm that a run has had."""
     changes = (*(one for one in arm.changes if one[0] != MAX_GRAD_NORM), (MAX_GRAD_NORM, "1e9"))

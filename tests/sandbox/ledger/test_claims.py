@@ -34,12 +34,13 @@ def test_numbers_and_names_are_distinct() -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
 def test_every_arm_is_a_run_in_every_regime(claim: Claim) -> None:
-    """Each arm gives a valid config of 400 updates at most in its regimes."""
+    """Each arm gives a valid config in its regimes, of 400 updates at most; claim 70 asks about 4,000."""
     assert claim.home in {regime.name for regime in REGIMES}
     for regime in (r for r in REGIMES if r.name in claim.places):
         for one in claim.arms:
             config = cell(regime, one, 0).config
-            assert config.num_steps * config.algorithm.batch.num_minibatches <= 400
+            most = 4000 if claim.number == 70 else 400
+            assert config.num_steps * config.algorithm.batch.num_minibatches <= most
 
 
 def test_a_smoke_ledger_tries_every_arm() -> None:
