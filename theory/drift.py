@@ -58,7 +58,8 @@ def squared_drift(
     pi_BT, mu_BT = (torch.where(kept_BT, wide(x_BT.detach()), 0.0) for x_BT in (logp_pi_BT, logp_mu_BT))
     # mu (c - A pi/mu)^2 = (sqrt(mu) c - A pi / sqrt(mu))^2, without a ratio that overflows where mu is tiny.
     gap_BT = (mu_BT / 2).exp() * c_BT - wide(advantages_B)[:, None] * (pi_BT - mu_BT / 2).exp()
-    return torch.where(kept_BT, gap_BT.square(), 0.0), kept_BT
+    # In float64: the square of a ratio, which the objective holds below e^75, is no number of float32.
+    return torch.where(kept_BT, gap_BT.double().square(), 0.0), kept_BT
 
 
 def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, UpdateStats]]) -> dict[str, float]:
@@ -78,7 +79,7 @@ def drift_metrics(objective: Objective, updates: Sequence[tuple[MiniBatch, Updat
             batch.is_response_BT,
         )  # fmt: skip
         # Per response, the unit of the standard error: tokens of a response share its advantage and its context.
-        sums.append((x_BT.double().sum(1), kept_BT.double().sum(1)))
+        sums.append((x_BT.sum(1), kept_BT.double().sum(1)))
     x_B, num_B = (torch.cat(parts) for parts in zip(*sums, strict=True))
     num, B = float(num_B.sum()), len(x_B)
     if num == 0:

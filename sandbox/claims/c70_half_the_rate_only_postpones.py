@@ -33,7 +33,7 @@ CLAIM = BorderClaim(
         )
         for words, treatment in (("with an exact engine", EXACT), ("with R3", R3), ("with Token-TIS", TIS))
     ),
-    first_seed=594,
+    first_seed=606,
     # A power of 91% at Holm's first step. A run takes ten times as long as the study's others.
     num_seeds=12,
     also=(DUAL_CLIP,),

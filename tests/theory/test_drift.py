@@ -175,3 +175,11 @@ def test_rejected_and_padded_tokens_are_left_out() -> None:
     assert kept_BT.tolist() == [[True, False], [False, False]]
     expected = math.exp(-1.2) * (1 - math.exp(0.2)) ** 2
     assert x_BT[0, 0].item() == pytest.approx(expected, rel=1e-5) and x_BT.sum() == x_BT[0, 0]
+
+
+def test_the_square_of_a_huge_ratio_is_a_number() -> None:
+    """PPO bounds no ratio of a token with A < 0: mu (c - A pi/mu)^2 at c = A e^55 is e^100, above float32's largest."""
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    pi, old, mu = (torch.full((1, 1), x, dtype=torch.float32) for x in (-5.0, -60.0, -10.0))
+    x_BT, _ = squared_drift(preset("ppo"), pi, old, mu, torch.full((1,), -1.0, dtype=torch.float32), mask)
+    assert math.log(x_BT.item()) == pytest.approx(100.0, rel=1e-6)
