@@ -7,8 +7,11 @@ The project's packages have plain names, so another `lab` may shadow ours: a use
 from __future__ import annotations
 
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 HOME = Path(__file__).resolve().parents[1]
 NEIGHBOURS = ("theory", "lab", "sandbox", "scaled")
@@ -16,6 +19,10 @@ NEIGHBOURS = ("theory", "lab", "sandbox", "scaled")
 
 def main() -> int:
     """Runs the command and returns its exit code; 2, with one line, where one of NEIGHBOURS is not this project's."""
+    # Until the command has handlers of its own (lab/interrupts.py).
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _stop)
     # Not in the project's own folder: an uninstalled checkout is found through it.
     # `python -m` puts the working folder first, under -P it does not; the installed script never does.
     if __name__ == "__main__" and not sys.flags.safe_path and Path(sys.path[0]).resolve() != HOME:
@@ -34,6 +41,12 @@ def main() -> int:
 
     outlive_readers()
     return command()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Ends the process with a line and 128 + the signal: an exception in the midst of an import is a long traceback."""
+    os.write(2, f"interrupted by {signal.Signals(signum).name}\n".encode())
+    os._exit(128 + signum)
 
 
 def _place(name: str) -> Path | None:

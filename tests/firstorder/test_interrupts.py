@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shlex
 import signal
 import subprocess
@@ -128,3 +129,17 @@ def test_a_signal_is_not_lost_where_the_writes_fail() -> None:
     with interruptible(), pytest.raises(Interrupted) as stopped:
         write()
     assert stopped.value.exit_code == 143 and isinstance(stopped.value.__context__, OSError)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_the_first_imports_is_one_line(tmp_path: Path, signum: signal.Signals, code: int) -> None:
+    """Before the command has begun, 128 + the signal and no traceback: here typer's import brings the signal."""
+    lines = ("import os, time", f"os.kill(os.getpid(), {int(signum)})", "time.sleep(60)")
+    (tmp_path / "typer.py").write_text("\n".join(lines))
+    own = environment()
+    own["PYTHONPATH"] = os.pathsep.join([str(tmp_path), own["PYTHONPATH"]])
+    found = subprocess.run(
+        [sys.executable, "-m", "firstorder", "configs"],
+        cwd=tmp_path, env=own, preexec_fn=listen, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (code, "", f"interrupted by {signum.name}\n")
