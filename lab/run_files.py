@@ -48,6 +48,7 @@ class StoredReason(_Stored):
     threshold: pydantic.FiniteFloat | None = None
     sentence: str
     recovered: bool | None = None
+    reward_held: bool | None = None
 
 
 class StoredThresholds(_Stored):

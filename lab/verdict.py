@@ -94,7 +94,8 @@ class VerdictRules(Strict):
 class Reason:
     """One rule that fired: the step where its condition began to hold, what was measured, and the threshold.
 
-    `recovered` (reward_fall alone): whether the run ends at or above the threshold from its peak so far.
+    `recovered` (reward_fall alone): whether the run ends at or above the threshold from its peak so far. `reward_held`
+    (entropy_collapse alone): whether the smoothed reward ends at or above `end_fraction` of its peak.
     """
 
     rule: str
@@ -103,6 +104,7 @@ class Reason:
     threshold: float | None
     sentence: str
     recovered: bool | None = None
+    reward_held: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -251,10 +253,15 @@ def _entropy_collapse(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules)
     if start is None:
         return None
     step, value = values[start]
+    found = _levels(metrics, rules)
+    peak, final = (highest(found).value, found[-1].value) if found else (0.0, 0.0)
+    has_held = peak > rules.reward_min and final >= rules.end_fraction * peak
+    end = f"; the reward ends at {final:.3g}, its peak is {peak:.3g}" if has_held else ""
     sentence = (
-        f"The entropy fell to {value:.3g} nats per token at step {step}, below {limit:.3g} (early median {early:.3g})."
+        f"The entropy fell to {value:.3g} nats per token at step {step}, below {limit:.3g} (early median {early:.3g})"
+        f"{end}."
     )
-    return Reason("entropy_collapse", step, value, limit, sentence)
+    return Reason("entropy_collapse", step, value, limit, sentence, reward_held=has_held)
 
 
 def _levels(metrics: Sequence[Mapping[str, Any]], rules: VerdictRules) -> list[Level]:

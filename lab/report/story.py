@@ -77,7 +77,8 @@ def _reason(reason: dict[str, Any], thresholds: dict[str, Any]) -> str:
     if rule == "kl_blowup":
         return f"the KL between mu and old rose above {_two(limit)} nats per token at step {step}"
     if rule == "entropy_collapse":
-        return f"the entropy fell below {_two(limit)} nats per token at step {step}"
+        end = ", while the reward held" if reason.get("reward_held") else ""
+        return f"the entropy fell below {_two(limit)} nats per token at step {step}{end}"
     return str(reason["sentence"]).rstrip(".")
 
 

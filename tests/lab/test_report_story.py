@@ -81,7 +81,8 @@ def test_the_sentences_have_the_records_numbers(runs: list[ReportRun]) -> None:
 
 
 def test_the_story_follows_the_verdicts(tmp_path: Path) -> None:
-    """Another verdict is another story: held, unfinished, undecided, recovered, remarked on, a rule yet unknown."""
+    """Another verdict is another story: held, unfinished, undecided, recovered, without entropy, remarked on, a
+    rule yet unknown."""
     folders = write_demo(tmp_path, SIX[3:5])
     assert headline(story(load_runs(folders))) == "Both runs held."
     change_verdict(folders[1], lambda v: v.update(remarks=["The reward ends at 0.1, below 0.75 of its 0.2 at first."]))
@@ -93,6 +94,9 @@ def test_the_story_follows_the_verdicts(tmp_path: Path) -> None:
     reason = {"rule": "reward_fall", "step": 9, "threshold": 0.2, "recovered": True, "sentence": "x"}
     change_verdict(folders[1], lambda v: v.update(verdict="collapsed", first_step=9, reasons=[reason], remarks=[]))
     assert ", at step 9, and recovered." in story(load_runs(folders)).text
+    lost = {"rule": "entropy_collapse", "step": 9, "threshold": 0.01, "reward_held": True, "sentence": "x"}
+    change_verdict(folders[1], lambda v: v.update(reasons=[lost]))
+    assert "nats per token at step 9, while the reward held." in story(load_runs(folders)).text
     reason |= {"rule": "another", "sentence": "Something happened at step 9."}
     change_verdict(folders[1], lambda v: v.update(reasons=[reason]))
     assert "With R3 Something happened at step 9." in story(load_runs(folders)).text

@@ -90,6 +90,18 @@ def test_low_entropy_is_not_held_against_a_solved_task() -> None:
     assert judge(records).stable is True
 
 
+@pytest.mark.parametrize(("end", "has_held"), [(0.61, True), (0.59, False), (0.03, False)])
+def test_a_lost_entropy_says_whether_the_reward_held(end: float, has_held: bool) -> None:
+    """At 0.75 of its peak of 0.8 or more the reward held, and the sentence has both numbers; noise holds nowhere."""
+    peak = 0.04 if end < 0.05 else 0.8
+    rewards = [peak] * 30 + [end] * 30
+    run = [{"step": n, REWARD: x, KL: 1e-4, ENTROPY: 1.0 if n < 20 else 1e-4} for n, x in enumerate(rewards, start=1)]
+    (reason,) = judge(run).reasons
+    assert reason.rule == "entropy_collapse" and reason.reward_held is has_held
+    words = "below 0.05 (early median 1)"
+    assert reason.sentence.endswith(f"{words}; the reward ends at 0.61, its peak is 0.8." if has_held else f"{words}.")
+
+
 def test_an_exact_engine_never_blows_up() -> None:
     """A KL of rounding size may grow a thousandfold: below the floor no multiple of it is a blow-up."""
     records = healthy()
