@@ -133,6 +133,15 @@
     }
   }
 
+  // A finger does not hover: a token's numbers also stand under its response.
+  function pick(event) {
+    const token = event.target.closest("span[title]");
+    if (!token) return;
+    const said = event.currentTarget.nextElementSibling;
+    said.textContent = token.title;
+    said.hidden = false;
+  }
+
   let wide = document.documentElement.clientWidth;
   // A phone's address bar changes the height alone: only a new width redraws.
   window.addEventListener("resize", () => {
@@ -142,6 +151,7 @@
   });
   darkness.addEventListener("change", draw);
   for (const select of selects) select.addEventListener("change", choose);
+  for (const line of document.querySelectorAll(".heat")) line.addEventListener("click", pick);
   legend();
   choose();
 })();

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from lab.doctor.diagnosis import diagnose
 from lab.doctor.heat import MOST_RESPONSES, MOST_TOKENS, heat_map
 from lab.doctor.importers import rows
+from lab.doctor.page import Patient, render
 from lab.doctor.shares import EARLIER, FILLED, LAST, OTHERS, OWN, SAME, kinds, shares
 from lab.doctor.view import View
 from lab.traces import Trace
+from tests.lab.browser import probed
 from tests.lab.doctor.patients import draw_rows, trace_of, with_experts
 from theory.streams import stream
 
@@ -91,3 +95,25 @@ def test_the_heat_map_has_the_worst_responses_and_their_worst_tokens() -> None:
     assert heat_map(rows.trace([row])) is None
     many = heat_map(rows.trace([far] * 20))
     assert many is not None and len(many.rows) == MOST_RESPONSES
+
+
+TAP = """
+const [first, second] = document.querySelectorAll(".heat");
+const shown = () => [...document.querySelectorAll(".picked")].map((said) => said.hidden ? null : said.textContent);
+const found = [shown()];
+for (const token of [first.querySelector(".extreme"), second.querySelector("span"), second]) {
+  token.dispatchEvent(new Event("click", {bubbles: true}));
+  found.push(shown());
+}
+parent.postMessage([...found, first.querySelector(".extreme").title], "*");
+"""
+
+
+def test_a_tapped_token_says_its_numbers_under_its_response(tmp_path: Path) -> None:
+    """On a phone nothing hovers; a tap beside the tokens changes nothing."""
+    row = {"tokens": list(range(42)), "num_prompt": 2, "logp_mu": [-1.0] * 40}
+    trace = rows.trace([row | {"logp_old": [-1.0] * i + [-3.0] + [-1.0] * (39 - i)} for i in (7, 30)])
+    page = render([Patient("t", 0, trace, diagnose(trace))])
+    before, one, two, beside, title = probed(page, TAP, tmp_path, 400, is_dark=False)
+    assert before == [None, None] and one == [title, None] and " at 7: mu 0.368, old 0.0498" in title
+    assert two[0] == title and " at 0: mu 0.368, old 0.368" in two[1] and beside == two
