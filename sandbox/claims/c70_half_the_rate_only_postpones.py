@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.claims.border_arms import BorderClaim, at, longer, slower, with_dual_clip
+from sandbox.claims.border_arms import BorderClaim, at, longer, slower
 from sandbox.ledger.claim import Arm, Prediction
 from sandbox.ledger.course import COLLAPSED
 
@@ -14,7 +14,6 @@ def _long(gap: str, remedy: str) -> Arm:
 
 
 NONE, R3, TIS, EXACT = _long("r0.5", "none"), _long("r0.5", "R3"), _long("r0.5", "tis"), _long("exact", "none")
-DUAL_CLIP = longer(with_dual_clip(slower(at("r0.5", "none", 8))), UPDATES)
 
 CLAIM = BorderClaim(
     number=70,
@@ -36,5 +35,4 @@ CLAIM = BorderClaim(
     first_seed=606,
     # A power of 91% at Holm's first step. A run takes ten times as long as the study's others.
     num_seeds=12,
-    also=(DUAL_CLIP,),
 )

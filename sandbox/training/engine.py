@@ -239,16 +239,7 @@ class SandboxTrainingEngine:
         self.num_updates = int(_required(tensors, "num_updates"))
 
     def _take_step(self) -> dict[str, float]:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        # Checked before the step, so that weights stay finite, and before clipping, which would spread one NaN to all.
-        if not torch.isfinite(norm):
-            bad = [
-                n
-                for n, p in zip(self.names, self.parameters, strict=True)
-                if p.grad is not None and not torch.isfinite(p.grad).all()
-            ]
-            why = f"the gradient of {', '.join(bad[:3])} is not finite" if bad else "finite gradients overflow in it"
-            raise NonFiniteError(f"actor/grad_norm is {norm.item()}: {why}")
+        norm = self._gradient_norm()
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
         rate = self.settings.rate_at(self.num_updates)
         for group in self.optimizer.param_groups:
@@ -256,6 +247,21 @@ class SandboxTrainingEngine:
         self.take_step()
         self.num_updates += 1
         return {"actor/grad_norm": norm.item(), "actor/lr": rate}
+
+    def _gradient_norm(self) -> Tensor:
+        """The Euclidean norm of all gradients; NonFiniteError names the parameters whose own are not finite."""
+        found = {n: p.grad for n, p in zip(self.names, self.parameters, strict=True) if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(list(found.values()))
+        # Checked before the step, so that weights stay finite, and before clipping, which would spread one NaN to all.
+        if torch.isfinite(norm):
+            return norm
+        bad = [n for n, gradient in found.items() if not torch.isfinite(gradient).all()]
+        if bad:
+            raise NonFiniteError(
+                f"actor/grad_norm is {norm.item()}: the gradient of {', '.join(bad[:3])} is not finite"
+            )
+        # From 2e19 on a norm's square is no number of float32, though the gradients are, and can be clipped.
+        return torch.nn.utils.get_total_norm([gradient.double() for gradient in found.values()])
 
     def _micro_batches(self, B: int) -> Iterator[list[int]]:
         for start in range(0, B, self.micro_batch_size):
