@@ -46,7 +46,7 @@ def read_jsonl(path: Path) -> Iterator[Read]:
             try:
                 row = _object(line)
             except (ValueError, RecursionError) as error:
-                row = Bad(f"line {i}: expected a JSON object, got {error}")
+                row = Bad(f"line {i}: expected a JSON object, got invalid JSON ({error})")
             if not isinstance(row, (dict, Bad)):
                 row = Bad(f"line {i}: expected a JSON object, got {type(row).__name__}")
             is_empty = False

@@ -214,8 +214,8 @@ def _response(row: Row, place: str) -> ResponseRow:
     for name in ("logp_mu", "logp_old", "is_response", "entropy_old", "logp_pi"):
         got = T if getattr(response, name) is None else len(getattr(response, name))
         if got != T:
-            short = "; one is missing: the end token's?" if got == T - 1 else ""
-            raise ValueError(f"{place}: {name}: expected {T} values, one per response token, got {got}{short}")
+            hint = {T - 1: "; one is missing: the end token's?", S: "; the prompt's tokens are in it"}.get(got, "")
+            raise ValueError(f"{place}: {name}: expected {T} values, one per response token, got {got}{hint}")
     return response
 
 

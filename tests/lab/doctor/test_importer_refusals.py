@@ -109,7 +109,13 @@ LACKING: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "no torch file": (lambda d: (d / "r.pt").write_bytes(b"x") and d / "r.pt", "r.pt: expected", ""),
     "no JSON": (
         lambda d: (d / "t.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops") and d / "t.jsonl",
-        "line 2: expected a JSON object", "",
+        r"line 2: expected a JSON object, got invalid JSON \(", "",
+    ),
+    "the prompt's values, too": (
+        lambda d: write_jsonl(
+            d / "t.jsonl", [row | {"logp_mu": [-1.0] * row["num_prompt"] + row["logp_mu"]} for row in ROWS]
+        ),
+        "logp_mu: expected [0-9]+ values, one per response token, got [0-9]+", "; the prompt's tokens are in it",
     ),
     "nothing in it": (lambda d: (d / "t.jsonl").write_text("\n") and d / "t.jsonl", "at least 1 row", ""),
     "another kind": (
