@@ -21,7 +21,7 @@ def impossible(name: str, values: Float[Tensor, "T ..."], is_response_T: Bool[Te
     Entropies are those of sampled tokens: elsewhere frameworks fill them with what they like.
     """
     if name in LOG_PROBABILITIES:
-        is_bad, wanted = values > ROUNDING, "log-probabilities (at most 0)"
+        is_bad, wanted = values > ROUNDING, f"log-probabilities (at most 0{_other(values)})"
     elif name == "entropy_old":
         is_bad = ((values < -ROUNDING) | (values == math.inf)) & is_response_T
         wanted = "finite entropies (at least 0)"
@@ -31,3 +31,11 @@ def impossible(name: str, values: Float[Tensor, "T ..."], is_response_T: Bool[Te
         return None
     first = is_bad.nonzero()[0]
     return int(first[0]), f"{name}: expected {wanted}, got {float(values[tuple(first)]):.3g}"
+
+
+def _other(values: Float[Tensor, "T ..."]) -> str:
+    """Words for a column without any value below 0: probabilities, or log-probabilities of the other sign."""
+    finite = values[values.isfinite()]
+    if finite.numel() < 2 or bool((finite < 0).any()):
+        return ""
+    return "; these may be probabilities" if bool((finite <= 1).all()) else "; these may have the other sign"

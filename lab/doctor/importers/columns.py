@@ -77,7 +77,9 @@ def _cut(row: dict[str, Any], place: str) -> Row:
         columns = {name: row[name] for name in whole if name != "is_response"}
         short = [name for name in BESIDE if name in row and name not in whole]
         if short:
-            raise ValueError(f"{place}: {short[0]}: expected {W} values, one per token as in is_response")
+            own = row[short[0]]
+            got = len(own) if isinstance(own, list) else repr(own)
+            raise ValueError(f"{place}: {short[0]}: expected {W} values, one per token as in is_response, got {got}")
         return row | unprompted(tokens, row["is_response"], columns)
     # Any other P is left to rows.py, which refuses it by name.
     if type(P) is int and P > 0:

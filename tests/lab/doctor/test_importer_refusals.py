@@ -325,3 +325,26 @@ def test_every_row_that_does_not_fit_is_a_line_with_file_row_and_field(
     assert main(["doctor", str(many)]) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 11 and told[-1] == "error: and 20 more rows that do not fit" and "line 11: logp_old" in told[9]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [(math.exp, "; these may be probabilities"), (lambda logp: 3 - logp, "; these may have the other sign")],
+)
+def test_probabilities_and_a_wrong_sign_are_guessed(
+    changed: Callable[[float], float], words: str, tmp_path: Path
+) -> None:
+    """Only where no value of the row is below 0: one such value is a fault of its own."""
+    for spare, end in ((0, words), (1, "")):
+        spoilt = ROWS[1] | {"logp_mu": [x if i < spare else changed(x) for i, x in enumerate(ROWS[1]["logp_mu"])]}
+        path = write_jsonl(tmp_path / "t.jsonl", [ROWS[0], spoilt])
+        with pytest.raises(ValueError, match=re.escape(f"logp_mu: expected log-probabilities (at most 0{end}), got")):
+            load_trace(path)
+
+
+def test_a_column_beside_a_whole_mask_has_its_length(tmp_path: Path) -> None:
+    """Without num_prompt a mask of every token asks for columns of every token, and says how many came."""
+    row = {"ids": [1, 2, 3, 4], "mask": [False, True, True, True], "logp_old": [0.0, -1.0, -1.0, -1.0]}
+    path = write_jsonl(tmp_path / "t.jsonl", [row | {"logp_mu": [-1.0, -1.0, -1.0]}])
+    with pytest.raises(ValueError, match="logp_mu: expected 4 values, one per token as in is_response, got 3"):
+        load_dump(path, columns={"tokens": "ids", "is_response": "mask"})
