@@ -344,7 +344,13 @@ def test_probabilities_and_a_wrong_sign_are_guessed(
 
 def test_a_column_beside_a_whole_mask_has_its_length(tmp_path: Path) -> None:
     """Without num_prompt a mask of every token asks for columns of every token, and says how many came."""
-    row = {"ids": [1, 2, 3, 4], "mask": [False, True, True, True], "logp_old": [0.0, -1.0, -1.0, -1.0]}
-    path = write_jsonl(tmp_path / "t.jsonl", [row | {"logp_mu": [-1.0, -1.0, -1.0]}])
+    row = {
+        "ids": [1, 2, 3, 4],
+        "mask": [False, True, True, True],
+        "mu": [-1.0, -1.0, -1.0],
+        "old": [0.0, -1.0, -1.0, -1.0],
+    }
+    path = write_jsonl(tmp_path / "t.jsonl", [row])
+    names = {"tokens": "ids", "is_response": "mask", "logp_mu": "mu", "logp_old": "old"}
     with pytest.raises(ValueError, match="logp_mu: expected 4 values, one per token as in is_response, got 3"):
-        load_dump(path, columns={"tokens": "ids", "is_response": "mask"})
+        load_dump(path, columns=names)
