@@ -64,13 +64,9 @@ def markdown(study: BorderStudy) -> str:
         f"of {number(rate)}, half of the runs without a remedy collapse.",
         f"KL is that before training; {own.num_runs} runs of the map, {own.num_collapsed} collapsed.",
         compared(study.fits),
-        "Exploratory ([fits](border-tables.md#the-fits)).",
+        "Exploratory ([fits](border-tables.md#the-fits), [papers](border-tables.md#the-papers-settings)).",
     )
     parts = ["## One number for the border\n", first, PICTURE, rates.markdown(study.unaided, study.slowed)]
-    power = asked_power(study.rows, study.regime)
-    if power is not None and len(rates.counted(study.slowed)):
-        small = papers.small(study.unaided, own.border)
-        parts.append(papers.answer(small, power, rates.least_power(study.unaided, study.slowed)))
     return "\n".join([*(part for part in parts if part), moved_said(study)])
 
 
@@ -80,8 +76,12 @@ def tables(study: BorderStudy) -> str:
         return ""
     (rate,) = study.unaided["rate"].unique()
     borders = {name: one.border for name, one in study.borders.items()}
+    power, answer = asked_power(study.rows, study.regime), ""
+    if power is not None and len(rates.counted(study.slowed)):
+        small = papers.small(study.unaided, borders["KL x N"])
+        answer = papers.answer(small, power, rates.least_power(study.unaided, study.slowed))
     settings = f"{SETTINGS.format(rate=number(rate))}\n{papers.table(borders, float(rate))}"
-    return "\n".join([_fits(study.fits), _moved(study), settings,
+    return "\n".join([_fits(study.fits), _moved(study), settings, *([answer] if answer else []),
                       regimes_on_map(study.rows, study.grpo, borders["KL x N"], float(rate))])  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.markdown import markdown_table
 from lab.report.style import number
-from sandbox.border import branches, controls, coverage, dual_clip, objectives, one_number
+from sandbox.border import branches, controls, coverage, dual_clip, longer, objectives, one_number
 from sandbox.border.alarms import said as alarm_said
 from sandbox.border.lengths import said as longer_responses
 from sandbox.border.partial_rollouts import markdown as partial_rollouts
@@ -35,7 +35,7 @@ def markdown(study: BorderStudy, found: Sequence[Finding], looked_at: pd.DataFra
         INTRO.format(num_runs=len(study.table), num_seeds=study.table["seed"].nunique()),
         _ends(study.grpo), dual_clip.beside(study), _demo(study.table), PICTURE,
         coverage.markdown(study.grpo), _claims(found),
-        _sign(study.grpo), one_number.markdown(study), dual_clip.markdown(study, looked_at),
+        _sign(study.grpo), one_number.markdown(study), longer.markdown(study), dual_clip.markdown(study, looked_at),
         controls.markdown(study.grpo),
         partial_rollouts(study.rows, study.regime), longer_responses(study.rows, study.regime),
         branches.markdown(study.rows, study.regime), objectives.sides(study.table),
@@ -51,7 +51,7 @@ INTRO = """# Where training breaks
 One engine samples the responses, another trains on them. How far apart may the two be before training breaks, and
 on what does that depend? This page answers with {num_runs} runs of a small Mixture of Experts on Countdown, over
 {num_seeds} seeds, each with its own initial model. A run makes 400 updates on 64 responses each. Some sections have
-others (rate, clipping, task).
+others (rate, clipping, task, updates).
 The *gap* is the k3 estimate of KL(mu ‖ old) between the engines before training. The *staleness* is N, the number of
 updates per rollout. The remedies are token TIS (a truncated token weight) and the modes of
 [routing replay](concepts.md#routing-replay). Design and predictions were written before the deciding runs
@@ -87,7 +87,7 @@ LIMITS = """## What this does not say
 - One shape of model. The map is one task, responses of some {length} tokens, one learning rate ({rate}).
 - Longer sums are also harder.
 - Fits and map are exploratory; the claims are not.
-- 400 updates say nothing about a gap that needs thousands to do harm.
+- The map's runs make 400 updates. A gap that needs thousands to do harm was tried at one place.
 """
 
 

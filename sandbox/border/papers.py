@@ -81,19 +81,19 @@ def answer(own: SmallWorld, of_length: float, of_rate: float) -> str:
     else:
         end = "So length is reason enough for the factor, with the power of the rate that is found here, too"
     return paragraph(
-        f"**The papers' settings.** R3's KL is {number(one.kl)} per token; the map's largest gap has "
+        f"Why does a small world need the larger KL? R3's KL is {number(one.kl)} per token; the map's largest gap has "
         f"{number(own.kl / one.kl)} times as much.",
         f"In `KL x N` R3's setting (N = {one.n}) lies at "
         f"{number(one.kl * one.n / own.border)} of x*, and half of the runs here collapse from a KL of "
         f"{number(at_border)} on, {number(at_border / one.kl)} times R3's.",
         f"Length could be: R3's longest responses have {number(one.length / own.length)} times the map's tokens.",
         f"A factor length^p puts R3 on the border at p = {number(needed[0])}, and the runs on "
-        f"[sums](#longer-responses) ask for p above {number(of_length)}.",
+        f"[sums](border.md#longer-responses) ask for p above {number(of_length)}.",
         f"But R3's learning rate, {number(one.rate)}, is {number(own.rate / one.rate)} times smaller.",
         f"With the rate as a factor p would have to be {number(needed[1])}, with its square {number(needed[2])}; at "
         f"the sums' p the rate's power may be {number(allowed)} at most, and half the rate asks for "
-        f"{number(of_rate)}.",
-        f"{end} ([every setting](border-tables.md#the-papers-settings)).",
+        f"{number(of_rate)} in runs of 400 updates ([longer ones](border.md#ten-times-the-updates) collapse there).",
+        f"{end}.",
     )
 
 

@@ -89,7 +89,7 @@ def markdown(unaided: pd.DataFrame, slowed: pd.DataFrame) -> str:
         f"With the rate as a factor the number expects {asked[0]:.1f}, with its square {asked[1]:.1f}; a power below "
         f"{number(least_power(unaided, slowed))} is refuted at {LEVEL:.0%}, at the fitted curve.",
         f"The deviance explained, of the runs at both rates: {fits}.",
-        "With 400 updates each, the slower runs also go less far.",
+        "With 400 updates each, the slower runs also go less far ([longer ones](#ten-times-the-updates)).",
         "[Remedies there](border-tables.md#half-the-rate)." if _has_remedies(slowed) else "",
     )
 

@@ -79,10 +79,15 @@ def collapsed(row: Row) -> float:
 
     A run that ended early because a metric was not finite has collapsed, at any level.
     """
-    if _died(row):
+    if died(row):
         return 1.0
     lost = drawdown(row)
     return lost if math.isnan(lost) else float(lost > 1.0 - FALL)
+
+
+def died(row: Row) -> bool:
+    """Whether a metric that was not finite ended the run."""
+    return "non_finite" in row.get("rules", ()) and row["last_step"] < row["num_steps"]
 
 
 def collapse_step(row: Row) -> float | None:
@@ -100,7 +105,7 @@ def collapse_step(row: Row) -> float | None:
         start = (step if start is None else start) if level < FALL * highest else None
     if start is not None:
         return start
-    return float(row["last_step"] if _died(row) else math.ceil(0.75 * row["num_steps"]))
+    return float(row["last_step"] if died(row) else math.ceil(0.75 * row["num_steps"]))
 
 
 def fall_step(row: Row) -> float | None:
@@ -135,11 +140,6 @@ def spacing(row: Row) -> float:
     return next((step / row["num_steps"] for step, _ in evaluations(row) if step > 0), math.nan)
 
 
-def _died(row: Row) -> bool:
-    """Whether a metric that was not finite ended the run."""
-    return "non_finite" in row.get("rules", ()) and row["last_step"] < row["num_steps"]
-
-
 def _levels(row: Row) -> list[tuple[float, float]]:
     found = evaluations(row)
     values = [value for _, value in found]
@@ -166,6 +166,6 @@ LASTING = Measure(
 )
 
 __all__ = [
-    "AREA", "COLLAPSED", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "drawdown",
+    "AREA", "COLLAPSED", "FALL", "LASTING", "SMOOTHED", "area", "collapse_step", "collapsed", "died", "drawdown",
     "evaluations", "fall_step", "final", "initial", "lasting", "peak", "spacing",
 ]  # fmt: skip

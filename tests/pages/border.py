@@ -10,6 +10,7 @@ from functools import cache
 from sandbox.border import dual_clip
 from sandbox.border.curves import entropy_picture, fit_picture
 from sandbox.border.explorer import explorer
+from sandbox.border.longer import longer_picture
 from sandbox.border.page import markdown
 from sandbox.border.peaks import picture, shown_seed
 from sandbox.border.pictures import gains, phase_diagram, svg
@@ -25,7 +26,7 @@ from tests.pages.study import ROOT
 
 DOCS = ROOT / "docs"
 (BORDER,) = (one for one in REGIMES if one.name == "border")
-STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65), 66, 67)
+STUDY = (*range(36, 51), 58, 59, 60, *range(62, 65), 66, 67, 70)
 """Numbers of the claims that the study tests; those that repeat one of them belong to it, too."""
 
 
@@ -55,13 +56,14 @@ def map_to_click() -> str:
 
 
 def pictures() -> dict[str, str]:
-    """File name to SVG text: the phase diagram, the gain of each remedy by N, the fit, and the entropy."""
+    """File name to SVG text: the phase diagram, the gain of each remedy by N, the fit, longer runs, and the entropy."""
     of, looked_at = study(), peaks.kept()
     return {
         "border.svg": svg(phase_diagram(places(of.grpo), border=of.borders["KL x N"].border)),
         "border-gains.svg": svg(gains(of.grpo)),
         "border-fit.svg": svg(fit_picture(of.unaided, of.slowed, dual_clip.unaided(of))),
         "border-peaks.svg": svg(picture(looked_at, shown_seed(looked_at))),
+        "border-longer.svg": svg(longer_picture(of.rows, of.regime)),
         "border-entropy.svg": svg(entropy_picture(of.table, of.rows)),
     }
 

@@ -16,7 +16,7 @@ from tests.pages.ledger import made
 from tests.pages.study import ROOT, Part
 
 README, PAGE = Part(ROOT / "README.md", "border"), ROOT / "docs/findings.md"
-REMEDIES, BORDER, AGE, PAPERS = (Part(PAGE, name) for name in ("remedies", "border", "age", "papers"))
+REMEDIES, BORDER, LONGER, AGE, PAPERS = (Part(PAGE, name) for name in ("remedies", "border", "longer", "age", "papers"))
 
 SOURCES = ("MiniRL", "R3", "Pr2")
 """The papers whose findings are claims, by the first word of a claim's source."""
@@ -42,6 +42,8 @@ class Counts:
     rate: str
     slower: str
     """Runs that collapse at half of the rate."""
+    longer: Mapping[str, tuple[str, str]]
+    """By remedy: the runs of 400 and of 4,000 updates that collapse at half of the rate; a dash without any."""
     dual_border: str
     """x* with a dual clip, in words."""
 
@@ -62,6 +64,9 @@ def counts(page: str, tables: str) -> Counts:
             r"^\| weights one rollout old \| 8 \| ([\w ]+) \| [^|]+\| [^|]+\| (\d+ of \d+) \|", page, re.MULTILINE
         )
     )
+    longer = re.findall(
+        r"^\| ([\w ]+) \| (\d+ of \d+|–) \| (\d+ of \d+) \| (?:[\d,]+|–) \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE
+    )
     # The page's lines are wrapped, so that any space of it may be a line break.
     flat = " ".join(page.split())
     ((border, rate),) = re.findall(r"passes x\* = (\S+ \(\S+ to [^)]+\)) at a learning rate of (\S+), half", flat)
@@ -75,6 +80,7 @@ def counts(page: str, tables: str) -> Counts:
         border=border,
         rate=rate,
         slower=slower,
+        longer={name.replace("token TIS", "Token-TIS"): ofs for name, *ofs in longer},
         dual_border=_dual_border(flat),
     )
 
@@ -90,9 +96,10 @@ def _dual_border(flat: str) -> str:
     return f"With a dual clip it is {found[0]}{remark}"
 
 
-def front(of: Counts) -> str:
+def front(of: Counts, verdicts: Mapping[int, str]) -> str:
     """The README's two findings of the border study."""
-    clipped = of.clipped
+    clipped, longer = of.clipped, {name: total for name, (_, total) in of.longer.items()}
+    head = "Half the learning rate buys time:" if verdicts[70] == "reproduced" else "At half the learning rate"
     collapses = paragraph(
         "- **Off policy, a gap ends training; R3 or a token weight prevents most collapses.** With eight updates per",
         f"rollout GRPO collapses in {clipped['no remedy']} runs, with an exact engine in {clipped['an exact engine']},",
@@ -102,8 +109,9 @@ def front(of: Counts) -> str:
     )
     number = paragraph(
         f"- **One number says where: half of the runs without a remedy collapse at KL x N = {of.border}**, the KL",
-        f"between the engines before training times the updates per rollout. At half the learning rate {of.slower} do",
-        "([the border](docs/border.md)).",
+        f"between the engines before training times the updates per rollout. {head} {of.slower} collapse within 400",
+        f"updates; within 4,000 {longer['no remedy']} collapse or overflow, with R3 {longer['R3']}, with Token-TIS",
+        f"{longer['Token-TIS']} ([the border](docs/border.md)).",
     )
     return _indented(collapses) + _indented(number)
 
@@ -134,7 +142,18 @@ def border(of: Counts) -> str:
     return paragraph(
         f"Half of the runs without a remedy collapse at KL x N = {of.border}, where KL is that between the engines",
         f"before training. {of.dual_border}. The number holds at its learning rate, {of.rate}, alone: at half of it",
-        f"{of.slower} runs collapse. Exploratory ([the border](border.md#one-number-for-the-border)).",
+        f"{of.slower} runs collapse in 400 updates. Exploratory ([the border](border.md#one-number-for-the-border)).",
+    )
+
+
+def longer(of: Counts, verdicts: Mapping[int, str]) -> str:
+    """Runs of ten times the updates at half of the rate."""
+    total = {name: count for name, (_, count) in of.longer.items()}
+    return paragraph(
+        f"At half the rate, N = 8 and router noise 0.5, {of.longer['no remedy'][0]} runs without a remedy collapse in",
+        f"400 updates, and {total['no remedy']} collapse or overflow in 4,000. With an exact engine",
+        f"{total['an exact engine']} do, with R3 {total['R3']}, with Token-TIS {total['Token-TIS']}.",
+        f"{_counted(verdicts, (70,))} ([ten times the updates](border.md#ten-times-the-updates)).",
     )
 
 
@@ -184,10 +203,10 @@ def _counted(verdicts: Mapping[int, str], numbers: Sequence[int]) -> str:
     """These claims by verdict: `Claims 55, 59: reproduced; 60: inconclusive`."""
     words = dict.fromkeys(verdicts[one] for one in numbers)
     grouped = (f"{', '.join(str(one) for one in numbers if verdicts[one] == word)}: {word}" for word in words)
-    return f"Claims {'; '.join(grouped)}"
+    return f"{'Claim' if len(numbers) == 1 else 'Claims'} {'; '.join(grouped)}"
 
 
-PARTS = (README, REMEDIES, BORDER, AGE, PAPERS)
+PARTS = (README, REMEDIES, BORDER, LONGER, AGE, PAPERS)
 
 
 def text(part: Part) -> str:
@@ -196,7 +215,13 @@ def text(part: Part) -> str:
         return papers(made())
     page, tables = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("border", "border-tables"))
     of, verdicts = counts(page, tables), states()
-    return {README: front(of), REMEDIES: remedies(of, verdicts), BORDER: border(of), AGE: age(of, verdicts)}[part]
+    return {
+        README: front(of, verdicts),
+        REMEDIES: remedies(of, verdicts),
+        BORDER: border(of),
+        LONGER: longer(of, verdicts),
+        AGE: age(of, verdicts),
+    }[part]
 
 
 if __name__ == "__main__":

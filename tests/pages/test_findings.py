@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from sandbox.claims import CLAIMS
-from tests.pages.findings import ROOT, TRIED_AGAIN, border, counts, front, papers, remedies, states
+from tests.pages.findings import ROOT, TRIED_AGAIN, border, counts, front, longer, papers, remedies, states
 from tests.pages.ledger import made
 
 BORDER, TABLES = ((ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("border", "border-tables"))
@@ -17,7 +17,7 @@ def test_the_number_has_its_rate_and_the_dual_clip() -> None:
     said = " ".join(border(counts(BORDER, TABLES)).split())
     assert re.search(
         r"KL x N = \S+ \(\S+ to \S+\), .* With a dual clip the number orders the collapses less well\. "
-        r".* rate, 2e-3, alone: at half of it \d+ of \d+ runs collapse",
+        r".* rate, 2e-3, alone: at half of it \d+ of \d+ runs collapse in 400",
         said,
     )
     other = re.sub(r"With a dual clip `KL x N` orders the collapses less well.*?no x\*\.", "x", BORDER, flags=re.DOTALL)
@@ -31,9 +31,24 @@ def test_the_readme_counts_what_the_study_counts() -> None:
     found = counts(BORDER, TABLES)
     for name in ("no remedy", "an exact engine", "R2", "R3", "Token-TIS"):
         changed = replace(found, clipped={**found.clipped, name: "7 of 9"})
-        said = " ".join(front(changed).split())
+        said = " ".join(front(changed, states()).split())
         where = "collapses in 7 of 9 runs" if name == "no remedy" else f"with {name} in 7 of 9"
-        assert where in said and where not in " ".join(front(found).split())
+        assert where in said and where not in " ".join(front(found, states()).split())
+
+
+def test_longer_runs_are_told_with_their_verdict() -> None:
+    """The counts of 4,000 updates in the README and in the findings; time is bought only where claim 70 says so."""
+    found, verdicts = counts(BORDER, TABLES), states()
+    changed = replace(found, longer={**found.longer, "no remedy": ("1 of 3", "7 of 9"), "R3": ("–", "2 of 9")})
+    said = " ".join(front(changed, {**verdicts, 70: "reproduced"}).split())
+    assert (
+        "Half the learning rate buys time:" in said
+        and "updates; within 4,000 7 of 9 collapse or overflow, with R3 2 of 9" in said
+    )
+    assert "buys time" not in front(changed, {**verdicts, 70: "inconclusive"})
+    told = " ".join(longer(changed, {**verdicts, 70: "inconclusive"}).split())
+    assert "1 of 3 runs without a remedy collapse in 400 updates, and 7 of 9 collapse or" in told
+    assert "with R3 2 of 9," in told and "Claim 70: inconclusive (" in told
 
 
 def test_claims_are_told_with_their_verdicts() -> None:
