@@ -108,9 +108,7 @@ def _answer(study: BorderStudy, found: Mapping[str, Sequence[Row]]) -> str:
     runs = f"{bare} runs of {UPDATES:,} updates collapse"
     ill = sum(died(row) for row in found["no remedy"])
     low = sum(drawdown(row) > 1.0 - FALL for row in found["no remedy"])
-    early = (
-        f"{ill} ended early, as a number overflowed: a collapse by the study's rule. By accuracy alone {low} collapse."
-    )
+    early = f"{ill} ended early, as a number overflowed: a collapse by the study's rule."
     return paragraph(
         f"{first}: without a remedy {runs}" + (f", and {short} of {SHORT}." if short != "–" else "."),
         f"{early} By accuracy alone {low} collapse." if ill else "",
