@@ -134,6 +134,11 @@ def k3_kl_mu_pi(logp_pi_BT: Float[Tensor, "*BT"], logp_mu_BT: Float[Tensor, "*BT
 # ---- over a batch ----------------------------------------------------------------------------------------------------
 
 
+def saturated(x_BT: Float[Tensor, "*BT"]) -> Float[Tensor, "*BT"]:
+    """x up to e^SATURATION, for metrics of pi: a ratio may be infinite where the term is bounded, and so the update."""
+    return x_BT.clamp(max=math.exp(SATURATION))
+
+
 def masked_mean(x_BT: Float[Tensor, "*BT"], mask_BT: Bool[Tensor, "*BT"]) -> Float[Tensor, ""]:
     """Mean of x where the mask is True. Entries under False change no value and get zero gradient.
 
@@ -232,7 +237,7 @@ def staleness_metrics(
     The tokens came from mu, not old: the k3 mean is unbiased for KL(old || pi) only as far as mu equals old.
     """
     values = {
-        "staleness/k3_kl": masked_mean(k3_kl_old_pi(logp_pi_BT, logp_old_BT), mask_BT),
+        "staleness/k3_kl": masked_mean(saturated(k3_kl_old_pi(logp_pi_BT, logp_old_BT)), mask_BT),
         "staleness/extreme_frac_tau2": extreme_fraction(logp_pi_BT, logp_old_BT, mask_BT, tau=2.0),
     }
     return {name: float(value) for name, value in values.items()}

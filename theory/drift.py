@@ -58,7 +58,7 @@ def squared_drift(
     pi_BT, mu_BT = (torch.where(kept_BT, wide(x_BT.detach()), 0.0) for x_BT in (logp_pi_BT, logp_mu_BT))
     # mu (c - A pi/mu)^2 = (sqrt(mu) c - A pi / sqrt(mu))^2, without a ratio that overflows where mu is tiny.
     gap_BT = (mu_BT / 2).exp() * c_BT - wide(advantages_B)[:, None] * (pi_BT - mu_BT / 2).exp()
-    # In float64: the square of a ratio, which the objective holds below e^75, is no number of float32.
+    # In float64: the square of a ratio above 2e19 is no number of float32.
     return torch.where(kept_BT, gap_BT.double().square(), 0.0), kept_BT
 
 

@@ -70,8 +70,8 @@ _METRICS = (
     Metric("rollout_corr/drift_se", "standard error of rollout_corr/drift over the step's responses (delta method)",
            "advantage", "here"),
     # -- old against pi: policy staleness
-    Metric("staleness/k3_kl", "k3 of KL(old || pi): mean over tokens of r - 1 - log r, r = pi/old", "nats/token",
-           "MiniRL Eq. 5", "down"),
+    Metric("staleness/k3_kl", "k3 of KL(old || pi): mean over tokens of r - 1 - log r, r = pi/old, each at most e^75",
+           "nats/token", "MiniRL Eq. 5", "down"),
     Metric("staleness/extreme_frac_tau2", "fraction of tokens with max(pi/old, old/pi) > 2", "fraction",
            "R3 Eq. 3, for old against pi", "down"),
     Metric("staleness/version_lag_mean",
@@ -115,8 +115,8 @@ _METRICS = (
     Metric("actor/kl_penalty", "mean over tokens of the estimator of KL(pi || ref), without its coefficient",
            "nats/token", "Pr2 Eq. 11"),
     Metric("actor/k3_kl_mu_pi",
-           "mean over tokens of w - 1 - log w, w = pi/mu: the whole of log(pi/mu) = log(old/mu) + log(pi/old)",
-           "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21", "down"),
+           "mean over tokens of w - 1 - log w, w = pi/mu, each at most e^75: the whole of log(pi/mu) = log(old/mu) + "
+           "log(pi/old)", "nats/token", "MiniRL Eq. 5, Pr2 Eq. 21", "down"),
     Metric("actor/lr", "learning rate of the step", "1", "here"),
     Metric("actor/num_updates", "optimiser steps of the global step", "updates", "here"),
     # -- routing

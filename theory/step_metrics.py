@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from theory.contracts import MiniBatch, Rollouts, TokenScores, UpdateStats
-from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, staleness_metrics
+from theory.divergences import discrepancy_metrics, k3_kl_mu_pi, masked_mean, saturated, staleness_metrics
 from theory.routing.features import RouterFeatures
 from theory.routing.measures import route_distances, routing_metrics
 from theory.routing.passes import ModePlan
@@ -114,7 +114,7 @@ def update_metrics(
     logp_mu = torch.cat([batch.logp_mu_BT[batch.is_response_BT] for batch in batches])
     logp_pi = torch.cat([stats.logp_pi_BT[mask] for (_, stats), mask in zip(updates, is_response, strict=True)])
     logp_old = torch.cat([m.logp_old_BT[mask] for (m, _), mask in zip(updates, is_response, strict=True)])
-    metrics["actor/k3_kl_mu_pi"] = k3_kl_mu_pi(logp_pi, logp_mu).mean().item()
+    metrics["actor/k3_kl_mu_pi"] = saturated(k3_kl_mu_pi(logp_pi, logp_mu)).mean().item()
     # All sampled tokens as one row of a (B, T) batch.
     metrics |= staleness_metrics(logp_pi[None], logp_old[None], torch.ones_like(logp_pi, dtype=torch.bool)[None])
 

@@ -1,12 +1,17 @@
-"""Laws of the metric registry: complete rows, checked names, and producers that use registered ones."""
+"""Laws of the metrics: complete rows of the registry, checked names, and numbers wherever training has them."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
+from theory.contracts import MiniBatch, Prompt, Response, Rollouts, UpdateStats
 from theory.divergences import discrepancy_metrics, staleness_metrics
 from theory.metrics import _METRICS, REGISTRY, check, describe
+from theory.objectives import Totals, preset
+from theory.step_metrics import update_metrics
 
 GROUPS = {
     "reward", "eval", "rollout_corr", "staleness", "actor", "routing", "predictor", "response_length", "sampling",
@@ -45,3 +50,18 @@ def test_producers_use_registered_names() -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     check(discrepancy_metrics(x, x, mask))
     check(staleness_metrics(x, x, mask))
+
+
+def test_metrics_stay_finite_where_the_update_does() -> None:
+    """At pi/old = e^100 float32 has no ratio, but PPO's clipped term has value and gradient; e^75 stands in for it."""
+    old_BT, pi_BT = torch.full((1, 1), -101.0, dtype=torch.float32), torch.full((1, 1), -1.0, dtype=torch.float32)
+    response = Response(Prompt("0", (1,), ""), torch.tensor([1]), old_BT[0], torch.ones(1, dtype=torch.bool), "stop", 0)
+    leaf_BT, mask_BT = pi_BT.clone().requires_grad_(), torch.ones(1, 1, dtype=torch.bool)
+    advantages_B = torch.ones(1, dtype=torch.float32)
+    output = preset("ppo")(leaf_BT, old_BT, old_BT, advantages_B, mask_BT, totals=Totals(1, 1))
+    (gradient_BT,) = torch.autograd.grad(output.objective, leaf_BT)
+    assert gradient_BT.item() == 0 and output.objective.item() == pytest.approx(1.2)
+    minibatch = MiniBatch(Rollouts((response,)), old_BT, advantages_B, 0, 1)
+    found = update_metrics([(minibatch, UpdateStats({}, pi_BT))], None, None)
+    ratio = float(output.metrics["actor/ratio_mean"])
+    assert [ratio, found["staleness/k3_kl"], found["actor/k3_kl_mu_pi"]] == pytest.approx([math.exp(75)] * 3, rel=1e-5)

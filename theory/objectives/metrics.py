@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from theory.divergences import SATURATION, masked_mean
+from theory.divergences import masked_mean, saturated
 from theory.objectives.composition import Composition
 from theory.objectives.kl_penalty import kl_pi_ref
 from theory.objectives.trust_regions import Tokens
@@ -31,8 +31,7 @@ def ratio_metrics(
     if not parts.ratio.symbol:
         return {}
     ratio_BT = parts.ratio(tokens.logp_pi_BT, tokens.logp_old_BT - log_gamma_BT, is_response_BT)
-    # Products over a long response may be infinite where the bounded term, and so the update, is not.
-    finite_BT = ratio_BT.clamp(max=math.exp(SATURATION))
+    finite_BT = saturated(ratio_BT)
     metrics = {"actor/ratio_mean": masked_mean(finite_BT, is_response_BT)}
     negative_BT = is_response_BT & (advantages_B1 < 0)
     if negative_BT.any():
